@@ -1,0 +1,22 @@
+"""halfstep: a PyTorch training run as fast and as small as its hardware allows, with the numbers proved right.
+
+Importing this package does not import torch; the engine is loaded when it is first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from halfstep.engine import Engine as Engine
+    from halfstep.engine import Update as Update
+
+__version__ = "0.1.0"
+
+_LAZY = {"Engine": "halfstep.engine", "Update": "halfstep.engine"}
+__all__ = ["Engine", "Update", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'halfstep' has no attribute {name!r}")
