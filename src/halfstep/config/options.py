@@ -1,0 +1,59 @@
+"""The closed lists of values that a setting can have."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TypeVar
+
+from halfstep.errors import ConfigError
+
+Option = TypeVar("Option", bound=Enum)
+
+
+class Precision(str, Enum):
+    """The arithmetic of forward and backward."""
+
+    FP32 = "fp32"
+    """FP32 throughout, with TF32 matmuls on GPUs that have them."""
+    FP16 = "fp16"
+    """FP16 autocast over FP32 parameters, with loss scaling."""
+    BF16 = "bf16"
+    """BF16 autocast over FP32 parameters."""
+    BF16_PURE = "bf16-pure"
+    """Parameters, gradients and optimizer states in BF16; no autocast, no FP32 master weights."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Tail(str, Enum):
+    """What becomes of the last micro-batches of an epoch when they do not fill a window."""
+
+    STEP = "step"
+    """They are a shorter window of their own, exactly weighted."""
+    CARRY = "carry"
+    """They begin the first window of the next epoch."""
+    DROP = "drop"
+    """They are not used."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+def option(kind: type[Option], value: object, *, name: str, also: tuple[str, ...] = ()) -> Option:
+    """The member of `kind` that `value` names.
+
+    Args:
+        kind: the closed list.
+        value: a member or its string.
+        name: what the user calls the setting, for the message.
+        also: further strings that the setting takes, to be named in the message.
+
+    Raises:
+        ConfigError: `value` is not in the list.
+    """
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(f'"{word}"' for word in (*also, *(member.value for member in kind)))
+        raise ConfigError(f"`{name}` is {value!r}, which is not one of {known}.") from None
