@@ -40,6 +40,39 @@ class Tail(str, Enum):
         return self.value
 
 
+class Corpus(str, Enum):
+    """A text that is found on every machine."""
+
+    PYTHON_STDLIB = "python-stdlib"
+    """The source text of Python's standard library."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class OptimizerName(str, Enum):
+    """The optimizers that a configuration can name."""
+
+    ADAMW = "adamw"
+    ADAM = "adam"
+    SGD = "sgd"
+    ADAFACTOR = "adafactor"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class SchedulerName(str, Enum):
+    """How the learning rate goes after the warm-up."""
+
+    COSINE = "cosine"
+    LINEAR = "linear"
+    CONSTANT = "constant"
+
+    def __str__(self) -> str:
+        return self.value
+
+
 def option(kind: type[Option], value: object, *, name: str, also: tuple[str, ...] = ()) -> Option:
     """The member of `kind` that `value` names.
 

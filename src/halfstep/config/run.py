@@ -1,0 +1,155 @@
+"""A complete run: every value decided, nothing left to "auto".
+
+The shape is that of the schema, so that a run written as TOML is a configuration which asks for the same run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+from halfstep.config.choice import Choice
+from halfstep.config.options import Corpus, OptimizerName, Precision, SchedulerName, Tail
+from halfstep.config.toml import toml_document
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRun:
+    """The model: the folder it is loaded from, or the architecture and configuration it is built from."""
+
+    path: str | None
+    architecture: str | None
+    config: Mapping[str, Any] | None
+    checkpoint_activations: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataRun:
+    """The text: an embedded corpus or files; how it becomes tokens; tokens in a sequence."""
+
+    corpus: Corpus | None
+    files: tuple[str, ...] | None
+    tokenizer: str
+    sequence_length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRun:
+    """Sequences in an update over all ranks, sequences in a micro-batch of one rank, and the tail of an epoch."""
+
+    global_: int
+    micro: int
+    tail: Tail
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerRun:
+    """The optimizer; `None` where a setting does not belong to it or is off."""
+
+    name: OptimizerName
+    learning_rate: float
+    weight_decay: float
+    betas: tuple[float, float] | None
+    eps: float | None
+    momentum: float | None
+    clip_norm: float
+    clip_value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerRun:
+    """The learning rate over applied updates."""
+
+    name: SchedulerName
+    warmup_updates: int
+    final_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRun:
+    """What is held out and how often it is looked at (0: never)."""
+
+    every_updates: int
+    share: float | None
+    files: tuple[str, ...] | None
+    keep_best: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsRun:
+    """Where the run ends: at the first of these that is reached; at least one is set."""
+
+    updates: int | None
+    epochs: int | None
+    tokens: int | None
+    minutes: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRun:
+    """Where the run is kept, its seed, and what is written beside the log."""
+
+    folder: str
+    seed: int
+    tensorboard: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Everything that decides what a run does."""
+
+    precision: Precision
+    device: str
+    processes: int
+    model: ModelRun
+    data: DataRun
+    batch: BatchRun
+    optimizer: OptimizerRun
+    scheduler: SchedulerRun
+    evaluation: EvaluationRun
+    limits: LimitsRun
+    run: RunRun
+
+    @property
+    def accumulate(self) -> int:
+        """Micro-batches that one rank puts into an update."""
+        return self.batch.global_ // (self.batch.micro * self.processes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The run as plain tables, lists, strings and numbers; what is not set is `None`."""
+        table = _plain(self)
+        assert isinstance(table, dict)
+        return table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """A run and, by dotted key, why each value is what it is."""
+
+    run: Run
+    choices: Mapping[str, Choice[Any]]
+
+    def to_toml(self) -> str:
+        """The run as a configuration file, each automatic value with its reason behind it."""
+        return toml_document(self.run.to_dict(), {key: choice.reason for key, choice in self.choices.items()})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The run and the choices as plain tables, for JSON."""
+        return {
+            "config": self.run.to_dict(),
+            "choices": {key: {"value": _plain(one.value), "reason": one.reason} for key, one in self.choices.items()},
+        }
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name.rstrip("_"): _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
