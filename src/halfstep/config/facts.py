@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
+
+from halfstep.config.choice import Choice
+from halfstep.config.options import Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +38,7 @@ class ModelFacts:
         layers: the number of blocks.
         vocabulary: the number of tokens that it knows.
         context: the most tokens it can look at; `None` where it has no limit.
+        has_sdpa: whether its attention can be `scaled_dot_product_attention`.
     """
 
     parameters: int
@@ -41,6 +46,7 @@ class ModelFacts:
     layers: int
     vocabulary: int
     context: int | None
+    has_sdpa: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +54,7 @@ class DataFacts:
     """How much text there is.
 
     Attributes:
+        text_bytes: bytes of all text, held out or not.
         train_tokens: tokens to train on.
         train_files: files they come from.
         evaluation_tokens: tokens held out.
@@ -55,6 +62,7 @@ class DataFacts:
         held_out: how the held-out text was chosen, as a sentence.
     """
 
+    text_bytes: int
     train_tokens: int
     train_files: int
     evaluation_tokens: int
@@ -64,8 +72,18 @@ class DataFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All that resolving needs to know."""
+    """All that resolving needs to know.
+
+    Attributes:
+        machine: where the run will be.
+        model: what the model's configuration says.
+        data: how much text there is.
+        precision: what measuring the model in each precision led to; `None` where it was not measured.
+        started: when the run was started, for the name of its folder.
+    """
 
     machine: MachineFacts
     model: ModelFacts
     data: DataFacts
+    precision: Choice[Precision] | None
+    started: datetime

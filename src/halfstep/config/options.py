@@ -50,6 +50,18 @@ class Corpus(str, Enum):
         return self.value
 
 
+class Attention(str, Enum):
+    """How attention is computed."""
+
+    SDPA = "sdpa"
+    """`scaled_dot_product_attention`, which picks a fused kernel."""
+    EAGER = "eager"
+    """Plain matmuls and a softmax, all of the scores kept until backward."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
 class OptimizerName(str, Enum):
     """The optimizers that a configuration can name."""
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-from halfstep.config.choice import Choice
-from halfstep.config.options import Corpus, OptimizerName, Precision, SchedulerName, Tail
+from halfstep.config.choice import ASKED_FOR, Choice
+from halfstep.config.options import Attention, Corpus, OptimizerName, Precision, SchedulerName, Tail
 from halfstep.config.toml import toml_document
 
 
@@ -22,6 +22,7 @@ class ModelRun:
     path: str | None
     architecture: str | None
     config: Mapping[str, Any] | None
+    attention: Attention
     checkpoint_activations: bool
 
 
@@ -88,7 +89,7 @@ class LimitsRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRun:
+class OutputRun:
     """Where the run is kept, its seed, and what is written beside the log."""
 
     folder: str
@@ -110,7 +111,7 @@ class Run:
     scheduler: SchedulerRun
     evaluation: EvaluationRun
     limits: LimitsRun
-    run: RunRun
+    run: OutputRun
 
     @property
     def accumulate(self) -> int:
@@ -126,19 +127,28 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """A run and, by dotted key, why each value is what it is."""
+    """A run and, by dotted key, why each value is what it is.
+
+    Attributes:
+        run: the run.
+        choices: by dotted key, the value and its reason.
+        planned_updates: applied updates until a limit ends the run; `None` where only the clock does.
+    """
 
     run: Run
     choices: Mapping[str, Choice[Any]]
+    planned_updates: int | None
 
     def to_toml(self) -> str:
         """The run as a configuration file, each automatic value with its reason behind it."""
-        return toml_document(self.run.to_dict(), {key: choice.reason for key, choice in self.choices.items()})
+        reasons = {key: choice.reason for key, choice in self.choices.items() if choice.reason != ASKED_FOR}
+        return toml_document(self.run.to_dict(), reasons)
 
     def to_dict(self) -> dict[str, Any]:
         """The run and the choices as plain tables, for JSON."""
         return {
             "config": self.run.to_dict(),
+            "planned_updates": self.planned_updates,
             "choices": {key: {"value": _plain(one.value), "reason": one.reason} for key, one in self.choices.items()},
         }
 

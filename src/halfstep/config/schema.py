@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from halfstep.config.options import Corpus, OptimizerName, Precision, SchedulerName, Tail
+from halfstep.config.options import Attention, Corpus, OptimizerName, Precision, SchedulerName, Tail
 from halfstep.config.toml import toml_value
 from halfstep.errors import ConfigError
 
@@ -70,6 +70,7 @@ class ModelSection(Section):
     path: str | None = _key("the path of a local Hugging Face model folder")
     architecture: str | None = _key('the name of a causal language model in transformers, as "llama" or "gpt2"')
     config: dict[str, Any] | None = _key("a table of the architecture's own configuration keys")
+    attention: Annotated[Attention, Word] | Auto | None = _key('"auto", "sdpa" or "eager"')
     checkpoint_activations: bool | Auto | None = _key(YES_OR_NO)
 
 

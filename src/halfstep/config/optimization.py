@@ -1,0 +1,122 @@
+"""Decides the optimizer, its settings, clipping, and the course of the learning rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from halfstep.config.choice import Choice
+from halfstep.config.decisions import Decisions, is_auto
+from halfstep.config.facts import Facts
+from halfstep.config.options import OptimizerName, SchedulerName
+from halfstep.config.run import OptimizerRun, SchedulerRun
+from halfstep.config.schema import OptimizerSection, SchedulerSection
+from halfstep.errors import ConfigError
+
+REFERENCE_WIDTH = 256
+"""The hidden size at which the learning rates below were tried."""
+FINE_TUNING_RATE = 2e-5
+MOST_WARMUP_UPDATES = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Usual:
+    """What an optimizer is usually run with, and which settings belong to it."""
+
+    learning_rate: float
+    weight_decay: float
+    betas: tuple[float, float] | None = None
+    eps: float | None = None
+    momentum: float | None = None
+
+
+USUAL = {
+    OptimizerName.ADAMW: _Usual(learning_rate=2e-3, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8),
+    OptimizerName.ADAM: _Usual(learning_rate=2e-3, weight_decay=0.0, betas=(0.9, 0.95), eps=1e-8),
+    OptimizerName.SGD: _Usual(learning_rate=0.1, weight_decay=0.0, momentum=0.9),
+    OptimizerName.ADAFACTOR: _Usual(learning_rate=1e-2, weight_decay=0.0),
+}
+
+
+def decide_optimizer(asked: OptimizerSection, facts: Facts, decisions: Decisions, *, pretrained: bool) -> OptimizerRun:
+    """The optimizer with all its settings."""
+    name = decisions.default("optimizer.name", asked.name, OptimizerName.ADAMW, "the usual one for language models")
+    usual = USUAL[name]
+    _refuse_foreign_settings(asked, name, usual)
+    reason = f"usual for {name}"
+    rate = decisions.take(
+        "optimizer.learning_rate",
+        asked.learning_rate,
+        lambda: _learning_rate(name, usual, facts.model.hidden, pretrained=pretrained),
+    )
+    betas = (
+        None if usual.betas is None else decisions.default("optimizer.betas", asked.betas, list(usual.betas), reason)
+    )
+    return OptimizerRun(
+        name=name,
+        learning_rate=rate,
+        weight_decay=decisions.default("optimizer.weight_decay", asked.weight_decay, usual.weight_decay, reason),
+        betas=None if betas is None else (betas[0], betas[1]),
+        eps=None if usual.eps is None else decisions.default("optimizer.eps", asked.eps, usual.eps, reason),
+        momentum=None
+        if usual.momentum is None
+        else decisions.default("optimizer.momentum", asked.momentum, usual.momentum, reason),
+        clip_norm=decisions.default("optimizer.clip_norm", asked.clip_norm, 1.0, "usual for language models"),
+        clip_value=decisions.default("optimizer.clip_value", asked.clip_value, 0.0, "off: the norm is clipped"),
+    )
+
+
+def _refuse_foreign_settings(asked: OptimizerSection, name: OptimizerName, usual: _Usual) -> None:
+    for setting in ("betas", "eps", "momentum"):
+        if getattr(usual, setting) is None and not is_auto(getattr(asked, setting)):
+            owners = " and ".join(f'"{other}"' for other, its in USUAL.items() if getattr(its, setting) is not None)
+            raise ConfigError(f'`optimizer.{setting}` has no effect on "{name}": it belongs to {owners}. Leave it out.')
+
+
+def _learning_rate(name: OptimizerName, usual: _Usual, hidden: int, *, pretrained: bool) -> Choice[float]:
+    if name not in (OptimizerName.ADAMW, OptimizerName.ADAM):
+        return Choice(value=usual.learning_rate, reason=f"usual for {name}")
+    if pretrained:
+        return Choice(value=FINE_TUNING_RATE, reason="usual for a model that is trained already")
+    rate = float(f"{usual.learning_rate * (REFERENCE_WIDTH / max(1, hidden)) ** 0.5:.2g}")
+    reason = f"{usual.learning_rate:g} at {REFERENCE_WIDTH} hidden units, falling with the root of the width ({hidden})"
+    return Choice(value=rate, reason=reason)
+
+
+def decide_scheduler(asked: SchedulerSection, planned: int | None, decisions: Decisions) -> SchedulerRun:
+    """The course of the learning rate over `planned` updates (`None`: nobody knows how many).
+
+    Raises:
+        ConfigError: a course that falls was asked for, and nobody knows where it ends.
+    """
+    name = decisions.take("scheduler.name", asked.name, lambda: _course(planned))
+    if planned is None and name is not SchedulerName.CONSTANT:
+        raise ConfigError(
+            f'`scheduler.name = "{name}"` needs to know where the run ends, and `limits.minutes` does not say it in '
+            'updates. Give `limits.updates`, `limits.epochs` or `limits.tokens` too, or use "constant".'
+        )
+    falls = name is not SchedulerName.CONSTANT
+    return SchedulerRun(
+        name=name,
+        warmup_updates=decisions.take("scheduler.warmup_updates", asked.warmup_updates, lambda: _warmup(planned)),
+        final_share=decisions.default(
+            "scheduler.final_share",
+            asked.final_share,
+            0.05 if falls else 1.0,
+            "a last twentieth keeps the end from standing still" if falls else "the rate stays",
+        ),
+    )
+
+
+def _course(planned: int | None) -> Choice[SchedulerName]:
+    if planned is None:
+        return Choice(
+            value=SchedulerName.CONSTANT, reason="only the clock ends the run, so nobody knows where to fall to"
+        )
+    return Choice(value=SchedulerName.COSINE, reason=f"the run ends after {planned:,} updates")
+
+
+def _warmup(planned: int | None) -> Choice[int]:
+    if planned is None:
+        return Choice(value=MOST_WARMUP_UPDATES, reason=f"{MOST_WARMUP_UPDATES} where the end is unknown")
+    updates = min(MOST_WARMUP_UPDATES, planned // 20)
+    return Choice(value=updates, reason=f"a twentieth of {planned:,} updates, at most {MOST_WARMUP_UPDATES}")

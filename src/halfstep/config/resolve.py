@@ -1,0 +1,218 @@
+"""The one place where "auto" becomes a value, and leaves its reason.
+
+It happens in two steps, because some facts cost something: `resolve_inputs` (in `inputs.py`) says what has to be opened:
+model, text, tokenizer. When that has been looked at, `resolve` decides the rest.
+"""
+
+from __future__ import annotations
+
+from halfstep.config.batch import automatic_global, automatic_micro, check_division
+from halfstep.config.choice import Choice
+from halfstep.config.decisions import Decisions, is_auto
+from halfstep.config.facts import Facts
+from halfstep.config.horizon import num_windows, planned_updates
+from halfstep.config.inputs import BYTES, Inputs
+from halfstep.config.optimization import decide_optimizer, decide_scheduler
+from halfstep.config.options import Attention, Precision, Tail
+from halfstep.config.run import BatchRun, DataRun, EvaluationRun, LimitsRun, ModelRun, OutputRun, Resolved, Run
+from halfstep.config.schema import EvaluationSection, LimitsSection, Written
+from halfstep.errors import ConfigError
+
+DEFAULT_UPDATES = 500
+DEFAULT_SEQUENCE = 128
+BYTES_SEQUENCE = 256
+LONGEST_EAGER_SEQUENCE = 256
+LONGEST_AUTOMATIC_SEQUENCE = 1024
+HELD_OUT_BYTES = 65_536
+EVALUATIONS = 5
+
+
+def held_out_share(asked: EvaluationSection, text_bytes: int) -> Choice[float]:
+    """How much of the text is held out, where no files are named for it."""
+    decisions = Decisions()
+    decisions.take("share", asked.share, lambda: _share(text_bytes))
+    choice: Choice[float] = decisions.choices["share"]
+    return choice
+
+
+def resolve(written: Written, inputs: Inputs, facts: Facts) -> Resolved:
+    """The complete run that the configuration asks for, on the machine, model and data of the facts.
+
+    Raises:
+        ConfigError: two settings contradict each other or the facts.
+    """
+    decisions = Decisions()
+    decisions.choices.update(inputs.choices)
+    sequence_length = _sequence_length(written, inputs, facts, decisions)
+    windows = num_windows(facts.data.train_tokens, sequence_length)
+    processes = _processes(written, facts, decisions)
+    batch = _batch(written, facts, decisions, processes=processes, sequence_length=sequence_length, windows=windows)
+    limits = _limits(written.limits, inputs, decisions)
+    planned = planned_updates(limits, batch, windows=windows, sequence_length=sequence_length)
+    run = Run(
+        precision=_precision(written, facts, decisions),
+        device=decisions.take("device", written.device, lambda: _device(facts)),
+        processes=processes,
+        model=_model(written, inputs, facts, sequence_length, decisions),
+        data=DataRun(
+            corpus=inputs.corpus, files=inputs.files, tokenizer=inputs.tokenizer, sequence_length=sequence_length
+        ),
+        batch=batch,
+        optimizer=decide_optimizer(written.optimizer, facts, decisions, pretrained=inputs.path is not None),
+        scheduler=decide_scheduler(written.scheduler, planned, decisions),
+        evaluation=_evaluation(written.evaluation, inputs, facts, planned, decisions),
+        limits=limits,
+        run=_run(written, inputs, facts, decisions),
+    )
+    return Resolved(run=run, choices=decisions.choices, planned_updates=planned)
+
+
+def _model(written: Written, inputs: Inputs, facts: Facts, sequence_length: int, decisions: Decisions) -> ModelRun:
+    asked = written.model
+    attention = decisions.take("model.attention", asked.attention, lambda: _attention(facts, sequence_length))
+    if attention is Attention.SDPA and not facts.model.has_sdpa:
+        raise ConfigError('`model.attention = "sdpa"` is not offered by this architecture. Use "eager".')
+    return ModelRun(
+        path=inputs.path,
+        architecture=inputs.architecture,
+        config=inputs.config,
+        attention=attention,
+        checkpoint_activations=decisions.default(
+            "model.checkpoint_activations", asked.checkpoint_activations, False, "recomputing costs a third more time"
+        ),
+    )
+
+
+def _attention(facts: Facts, sequence_length: int) -> Choice[Attention]:
+    if not facts.model.has_sdpa:
+        return Choice(value=Attention.EAGER, reason="the architecture offers no other")
+    if facts.machine.device == "cpu" and sequence_length <= LONGEST_EAGER_SEQUENCE:
+        reason = f"on a CPU plain matmuls are faster than the fused kernel up to {LONGEST_EAGER_SEQUENCE} tokens"
+        return Choice(value=Attention.EAGER, reason=reason)
+    return Choice(value=Attention.SDPA, reason="fused, without the scores in memory")
+
+
+def _share(text_bytes: int) -> Choice[float]:
+    share = round(min(0.1, max(0.01, HELD_OUT_BYTES / max(1, text_bytes))), 4)
+    return Choice(value=share, reason=f"about 64 KiB of the text, within 1% and 10% of its {text_bytes / 1e6:.2f} MB")
+
+
+def _sequence_length(written: Written, inputs: Inputs, facts: Facts, decisions: Decisions) -> int:
+    context = facts.model.context
+    length = decisions.take("data.sequence_length", written.data.sequence_length, lambda: _length(inputs, context))
+    if context is not None and length > context:
+        raise ConfigError(
+            f"`data.sequence_length = {length}` is longer than the context of the model, which is {context} tokens. "
+            f"Use at most {context}."
+        )
+    return length
+
+
+def _length(inputs: Inputs, context: int | None) -> Choice[int]:
+    if inputs.corpus is not None and inputs.architecture is not None:
+        return Choice(value=DEFAULT_SEQUENCE, reason="short, for the many updates that a small model needs")
+    usual = BYTES_SEQUENCE if inputs.tokenizer == BYTES else LONGEST_AUTOMATIC_SEQUENCE
+    if context is not None and context < usual:
+        return Choice(value=context, reason="the context of the model")
+    return Choice(value=usual, reason="usual for tokens that are bytes" if inputs.tokenizer == BYTES else "usual")
+
+
+def _processes(written: Written, facts: Facts, decisions: Decisions) -> int:
+    world = facts.machine.world_size
+    if world == 1:
+        return decisions.default("processes", written.processes, 1, "`--processes N` starts more")
+    if not is_auto(written.processes) and written.processes != world:
+        raise ConfigError(f"`processes = {written.processes}`, but torchrun started {world}. Leave `processes` out.")
+    return decisions.default("processes", None, world, "started by torchrun")
+
+
+def _batch(
+    written: Written, facts: Facts, decisions: Decisions, *, processes: int, sequence_length: int, windows: int
+) -> BatchRun:
+    asked = written.batch
+    asked_micro = None if is_auto(asked.micro) else asked.micro
+    global_batch = decisions.take(
+        "batch.global",
+        asked.global_,
+        lambda: automatic_global(
+            micro=asked_micro if isinstance(asked_micro, int) else None,
+            ranks=processes,
+            sequence_length=sequence_length,
+            windows=windows,
+        ),
+    )
+    micro = decisions.take(
+        "batch.micro",
+        asked.micro,
+        lambda: automatic_micro(
+            global_batch=global_batch, ranks=processes, sequence_length=sequence_length, facts=facts
+        ),
+    )
+    check_division(global_batch=global_batch, micro=micro, ranks=processes)
+    tail = decisions.default(
+        "batch.tail", asked.tail, Tail.STEP, "no sample is lost; a shorter window is exactly weighted"
+    )
+    return BatchRun(global_=global_batch, micro=micro, tail=tail)
+
+
+def _limits(asked: LimitsSection, inputs: Inputs, decisions: Decisions) -> LimitsRun:
+    limits = LimitsRun(updates=asked.updates, epochs=asked.epochs, tokens=asked.tokens, minutes=asked.minutes)
+    if any((limits.updates, limits.epochs, limits.tokens, limits.minutes)):
+        return limits
+    if inputs.corpus is not None:
+        updates = decisions.default(
+            "limits.updates", None, DEFAULT_UPDATES, "no limit was given: a few minutes on two cores"
+        )
+        return LimitsRun(updates=updates, epochs=None, tokens=None, minutes=None)
+    epochs = decisions.default("limits.epochs", None, 1, "no limit was given")
+    return LimitsRun(updates=None, epochs=epochs, tokens=None, minutes=None)
+
+
+def _precision(written: Written, facts: Facts, decisions: Decisions) -> Precision:
+    measured = facts.precision
+    if measured is None:
+        return decisions.default("precision", written.precision, Precision.FP32, "not measured")
+    return decisions.take("precision", written.precision, lambda: measured)
+
+
+def _device(facts: Facts) -> Choice[str]:
+    if facts.machine.device == "cpu":
+        return Choice(value="cpu", reason="torch finds no accelerator on this machine")
+    return Choice(value=facts.machine.device, reason=f"the accelerator that torch finds: {facts.machine.device_name}")
+
+
+def _evaluation(
+    asked: EvaluationSection, inputs: Inputs, facts: Facts, planned: int | None, decisions: Decisions
+) -> EvaluationRun:
+    if inputs.evaluation_files is None:
+        decisions.choices["evaluation.share"] = held_out_share(asked, facts.data.text_bytes)
+    every = decisions.take("evaluation.every_updates", asked.every_updates, lambda: _every(facts, planned))
+    return EvaluationRun(
+        every_updates=every,
+        share=None if inputs.evaluation_files is not None else decisions.choices["evaluation.share"].value,
+        files=inputs.evaluation_files,
+        keep_best=decisions.default(
+            "evaluation.keep_best",
+            asked.keep_best,
+            every > 0,
+            "the best model is kept beside the last, if any is judged",
+        ),
+    )
+
+
+def _every(facts: Facts, planned: int | None) -> Choice[int]:
+    if facts.data.evaluation_tokens < 2:
+        return Choice(value=0, reason="the text is too short to hold some of it out")
+    if planned is None:
+        return Choice(value=200, reason="200 where the number of updates is unknown")
+    return Choice(value=max(1, -(-planned // EVALUATIONS)), reason=f"{EVALUATIONS} times in {planned:,} updates")
+
+
+def _run(written: Written, inputs: Inputs, facts: Facts, decisions: Decisions) -> OutputRun:
+    name = inputs.architecture or str(inputs.path).rstrip("/").rpartition("/")[2]
+    folder = f"runs/{facts.started:%Y-%m-%d-%H%M%S}-{name}"
+    return OutputRun(
+        folder=decisions.default("run.folder", written.run.folder, folder, "the time of the start"),
+        seed=decisions.default("run.seed", written.run.seed, 0, "the same run every time"),
+        tensorboard=decisions.default("run.tensorboard", written.run.tensorboard, True, "events cost next to nothing"),
+    )

@@ -1,0 +1,79 @@
+"""Which samples an update sees.
+
+Global batch `g` of epoch `e` is a function of the seed, the epoch and `g` alone. Ranks and micro-batches only cut it
+into pieces, so that another number of ranks, or another micro-batch, sees the same samples in the same updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+Indices = npt.NDArray[np.int64]
+
+
+def shuffled(num_samples: int, *, seed: int, epoch: int) -> Indices:
+    """The order of an epoch: every sample once.
+
+    It is drawn from the raw bits of a counter-based generator, which NumPy promises not to change.
+    """
+    bits = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)).random_raw(num_samples)
+    return np.argsort(bits, kind="stable").astype(np.int64)
+
+
+class RankBatches:
+    """The micro-batches of one rank, as lists of sample indices: a batch sampler for a `DataLoader`.
+
+    A global batch is cut into chunks of `micro` samples, dealt to the ranks in turn. The last global batch of an epoch
+    may be shorter: nothing is repeated and nothing dropped, and a rank may get fewer chunks or none.
+
+    Args:
+        num_samples: samples in the data set.
+        global_batch: samples in an update, over all ranks.
+        micro: samples in a micro-batch.
+        seed: of the run.
+        rank: this rank.
+        ranks: how many there are.
+        drop_tail: leave the shorter last global batch out.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        *,
+        global_batch: int,
+        micro: int,
+        seed: int,
+        rank: int = 0,
+        ranks: int = 1,
+        drop_tail: bool = False,
+    ) -> None:
+        self.num_samples = num_samples - num_samples % global_batch if drop_tail else num_samples
+        self.total_samples = num_samples
+        self.global_batch, self.micro = global_batch, micro
+        self.seed, self.rank, self.ranks = seed, rank, ranks
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order the next iteration follows."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The rank's micro-batches in order."""
+        order = shuffled(self.total_samples, seed=self.seed, epoch=self.epoch)[: self.num_samples]
+        for start in range(0, self.num_samples, self.global_batch):
+            yield from self._pieces(order[start : start + self.global_batch])
+
+    def _pieces(self, samples: Indices) -> Iterator[list[int]]:
+        for start in range(self.rank * self.micro, len(samples), self.ranks * self.micro):
+            yield samples[start : start + self.micro].tolist()
+
+    def __len__(self) -> int:
+        """Micro-batches of this rank in an epoch."""
+        whole, tail = divmod(self.num_samples, self.global_batch)
+        return whole * self._num_pieces(self.global_batch) + self._num_pieces(tail)
+
+    def _num_pieces(self, samples: int) -> int:
+        return len(range(self.rank * self.micro, samples, self.ranks * self.micro))
