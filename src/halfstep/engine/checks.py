@@ -1,0 +1,76 @@
+"""What must hold before the first update."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from halfstep.errors import ConfigError, ModelError
+
+
+def check_optimizers(module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    """See that the engine can drive these optimizers, and that they train this model.
+
+    Raises:
+        ModelError: an optimizer runs its own closure, or holds none of the model's trainable parameters.
+    """
+    trained = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
+    if not trained:
+        raise ModelError("The model has no parameter that needs gradients; un-freeze some with `requires_grad_(True)`.")
+    for optimizer in optimizers:
+        _check_step(optimizer)
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not held & trained.keys():
+            raise ModelError(
+                f"The {type(optimizer).__name__} holds none of the model's trainable parameters. Make it from "
+                "`model.parameters()` after the model has its final form (moved, converted, adapters added)."
+            )
+
+
+def _check_step(optimizer: Optimizer) -> None:
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    needed = closure is not None and closure.default is inspect.Parameter.empty
+    if isinstance(optimizer, torch.optim.LBFGS) or needed:
+        raise ModelError(
+            f"{type(optimizer).__name__} evaluates the loss several times in one step through a closure, which accumulation, "
+            "loss scaling and one-read clipping do not allow. Use a first-order optimizer such as AdamW."
+        )
+
+
+def check_finite(module: nn.Module) -> None:
+    """See that training starts from finite parameters.
+
+    Raises:
+        ModelError: a parameter holds a NaN or an infinity; it is named.
+    """
+    for name, parameter in module.named_parameters():
+        if parameter.is_floating_point() and not bool(torch.isfinite(parameter.detach()).all()):
+            bad = int((~torch.isfinite(parameter.detach())).sum())
+            raise ModelError(
+                f"Parameter `{name}` has {bad} of {parameter.numel()} values that are not finite before the first update. "
+                "Was the checkpoint damaged, or the initialisation skipped (`torch.empty`, `to_empty`)?"
+            )
+
+
+def check_settings(*, accumulate: Any, clip_norm: float | None, clip_value: float | None, max_skips: int) -> None:
+    """See that the numbers make sense.
+
+    Raises:
+        ConfigError: one of them does not.
+    """
+    if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
+        raise ConfigError(f"`accumulate` is {accumulate!r}; it is the number of micro-batches in an update: 1 or more.")
+    for name, value in (("clip_norm", clip_norm), ("clip_value", clip_value)):
+        if value is not None and not value > 0:
+            raise ConfigError(f"`{name}` is {value!r}; give a number above 0, or None for no clipping.")
+    if clip_norm is not None and clip_value is not None:
+        raise ConfigError(f"`clip_norm` is {clip_norm} and `clip_value` is {clip_value}; give one of the two.")
+    if max_skips < 1:
+        raise ConfigError(
+            f"`max_skips` is {max_skips}; it is the number of skipped updates in a row that stops a run: 1 or more."
+        )

@@ -1,0 +1,212 @@
+"""The engine: performs updates, exactly weighted, in any precision, on any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from halfstep.config.choice import Choice
+from halfstep.config.options import Precision, Tail, option
+from halfstep.distributed import connect
+from halfstep.distributed.ddp import unwrap, without_sync, wrap
+from halfstep.engine.accumulation import Accumulation
+from halfstep.engine.arithmetic import Arithmetic
+from halfstep.engine.blocks import checkpoint_blocks
+from halfstep.engine.checks import check_finite, check_optimizers, check_settings
+from halfstep.engine.finish import Finish
+from halfstep.engine.ledger import Ledger
+from halfstep.engine.loss import LossFunction
+from halfstep.engine.performer import Performer
+from halfstep.engine.reading import Reader, read_ahead, require_any
+from halfstep.engine.settlement import Averaged, Counters, Scheduler, Settlement, on_plateau, per_update
+from halfstep.engine.state import restore, state_of
+from halfstep.engine.stopping import Stop
+from halfstep.engine.update import Update
+from halfstep.engine.window import Reference, Window
+from halfstep.precision.scaler import ScalerSettings
+
+
+class Engine:
+    """Turns micro-batches into updates.
+
+    The gradient of an update is the sum of all its micro-batches' loss gradients, over all ranks, divided by the sum of their
+    weights; however they are split, the update is the same to rounding. Under `torchrun` the model is wrapped in DDP.
+
+    Args:
+        model: moved to its device already, with FP32 parameters.
+        optimizer: one or several over the model's parameters; fused ones cost least.
+        loss: `loss(model, batch)` returns the mean over the micro-batch, or the sum over it and its weight (tokens, samples).
+            May be left out where only `window` is used.
+        scheduler: one or several, stepped once an applied update. `ReduceLROnPlateau` is stepped by `plateau`.
+        precision: "auto", "fp32", "fp16", "bf16" or "bf16-pure".
+        accumulate: micro-batches in an update, on each rank.
+        clip_norm: largest norm of the gradient. clip_value: largest magnitude of its elements.
+        ema: averaged weights with `update_parameters(model)`, as `torch.optim.swa_utils.AveragedModel` has.
+        tail: what becomes of an epoch's last, shorter window: "step", "carry" (into the next epoch) or "drop".
+        checkpoint_activations: compute the activations of repeated blocks again in backward instead of keeping them.
+        find_unused_parameters: whether parameters can take part in some micro-batches and not in others; gradients are then
+            reduced after the last backward instead of during it.
+        halve_on_out_of_memory: compute micro-batches in halves, from then on, when memory runs out.
+        scaler: how the FP16 loss scale moves.
+        max_skips: updates skipped in a row, for reasons that no loss scale cures, that stop the run.
+        evidence: folder in which the batch is saved that stopped a run.
+
+    Raises:
+        UsageError: the parts do not fit together; the message says which and what would be right.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        *,
+        loss: LossFunction | None = None,
+        scheduler: Scheduler | Sequence[Scheduler] | None = None,
+        precision: Precision | str = "auto",
+        accumulate: int = 1,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        ema: Averaged | None = None,
+        tail: Tail | str = Tail.STEP,
+        checkpoint_activations: bool = False,
+        find_unused_parameters: bool = False,
+        halve_on_out_of_memory: bool = True,
+        scaler: ScalerSettings | None = None,
+        max_skips: int = 25,
+        evidence: str | Path = "halfstep-evidence",
+    ) -> None:
+        check_settings(accumulate=accumulate, clip_norm=clip_norm, clip_value=clip_value, max_skips=max_skips)
+        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        self.module = unwrap(model)
+        """The user's model, without wrappers."""
+        check_optimizers(self.module, optimizers)
+        check_finite(self.module)
+        self.device = next(p.device for p in self.module.parameters() if p.requires_grad)
+        """Where the model is; micro-batches are moved there."""
+        self.group = connect(self.device)
+        """All ranks."""
+        finish = Finish(optimizers, clip_norm=clip_norm, clip_value=clip_value, on_host=self.device.type == "cpu")
+        arithmetic = Arithmetic(precision, self.module, optimizers, self.device, self.group, scaler or ScalerSettings())
+        self._made: dict[str, Choice[Any]] = {"finish": finish.choice}
+        if checkpoint_activations:
+            self._made["checkpoint_activations"] = checkpoint_blocks(self.module)
+        self.model, self._made["gradient_sync"] = wrap(model, self.group, self.device, late=find_unused_parameters)
+        """The model to call: the user's, or its DDP wrapper."""
+        self._reader = Reader(accumulate, option(Tail, tail, name="tail"), self.group)
+        self._plateaus = on_plateau(scheduler)
+        self._performer = Performer(
+            loss=loss,
+            arithmetic=arithmetic,
+            accumulation=Accumulation(self.model, loss, self.group, self.device, halve=halve_on_out_of_memory),
+            finish=finish,
+            settlement=Settlement(
+                module=self.module,
+                schedulers=per_update(scheduler),
+                ema=ema,
+                max_skips=max_skips,
+                stop=Stop(self.module, loss, arithmetic, self.device, Path(evidence), self.group.rank),
+            ),
+            reference=Reference(self.group, self.device),
+            group=self.group,
+        )
+
+    def updates(self, loader: Iterable[Any], *, epochs: int | None = 1, max_updates: int | None = None) -> Iterator[Update]:
+        """Train on a loader; each update is yielded when it has been made.
+
+        Args:
+            loader: yields micro-batches. Its sampler, batch sampler or data set is told the epoch where it listens
+                (`set_epoch`). On several ranks a `DataLoader` over a sized data set without a sampler of its own is shared out
+                over the ranks; any other loader must yield this rank's part.
+            epochs: passes over the loader; None for no end.
+            max_updates: end when the engine has applied so many updates in its life, if that comes first.
+
+        Raises:
+            DataError: the loader yields nothing.
+            RunStopped: the run cannot go on; the message says why.
+        """
+        for feed, everyone in self._reader.windows(loader, epochs):
+            if self._has_applied(max_updates):
+                return
+            yield self._performer.perform(feed, everyone=everyone)
+            if self._has_applied(max_updates):
+                return
+        self.settle()
+
+    def update(self, micro_batches: Iterable[Any]) -> Update:
+        """Make one update of these micro-batches; every rank calls it, with any number of them, some with none."""
+        feed = read_ahead(micro_batches)
+        first = next(feed, None)
+        everyone = require_any(micro_batches, self.group, has_some=first is not None)
+        return self._performer.perform(feed if first is None else chain([first], feed), everyone=everyone)
+
+    @contextmanager
+    def window(self) -> Iterator[Window]:
+        """A window for those who call backward themselves: its update is made when the `with` block ends.
+
+        Gradients are reduced over the ranks once, after the block. After an error in the block no update is made.
+        """
+        with without_sync(self.model), self._performer.open_window() as window:
+            yield window
+
+    def autocast(self) -> torch.autocast:
+        """The precision's autocast, for evaluation."""
+        self._performer.arithmetic.begin(None, None)
+        return self._performer.arithmetic.policy.autocast()
+
+    def plateau(self, metric: float, weight: float = 1.0) -> float:
+        """Step `ReduceLROnPlateau` by a metric, averaged over the ranks by weight; every rank calls it.
+
+        Returns:
+            The average.
+        """
+        average = self.group.mean(metric * weight, weight)
+        for scheduler in self._plateaus:
+            scheduler.step(average)
+        return average
+
+    def settle(self) -> None:
+        """Wait until it is known whether the last update was applied, and move scheduler, EMA and counters."""
+        self._performer.settlement.settle()
+
+    @property
+    def ledger(self) -> Ledger:
+        """What became of every update that has been settled."""
+        return self._performer.settlement.ledger
+
+    @property
+    def counters(self) -> Counters:
+        """Weight, micro-batches and samples used up."""
+        return self._performer.settlement.counters
+
+    @property
+    def choices(self) -> dict[str, Choice[Any]]:
+        """Every automatic choice with its reason."""
+        late = {"micro_batch_parts": self._performer.accumulation.choice, **self._reader.choices}
+        return {**self._performer.arithmetic.choices, **self._made, **late}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the engine itself must remember, as plain numbers; model, optimizer and scheduler have their own."""
+        self.settle()
+        return {**state_of(self._performer), "epoch": self._reader.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken.
+
+        Raises:
+            DataError: the state is of another version.
+        """
+        restore(self._performer, state)
+        self._reader.epoch = state["epoch"]
+
+    def _has_applied(self, max_updates: int | None) -> bool:
+        if max_updates is None or self.ledger.applied + self._performer.settlement.pending < max_updates:
+            return False
+        self.settle()
+        return self.ledger.applied >= max_updates

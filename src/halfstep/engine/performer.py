@@ -1,0 +1,125 @@
+"""One window, from its micro-batches to its update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+
+from halfstep.distributed import Group
+from halfstep.engine.accumulation import Accumulated, Accumulation
+from halfstep.engine.arithmetic import Arithmetic
+from halfstep.engine.finish import Finish, Outcome
+from halfstep.engine.loss import LossFunction
+from halfstep.engine.reading import Feed
+from halfstep.engine.settlement import Settlement
+from halfstep.engine.update import Number, Update
+from halfstep.engine.window import Reference, Window
+from halfstep.errors import ModelError
+
+
+@dataclass(slots=True, kw_only=True)
+class Performer:
+    """The parts that an update passes through, in the order of their fields.
+
+    Attributes:
+        loss: the user's loss function; None where only open windows are used.
+        arithmetic: precision and loss scale.
+        accumulation: forwards and backwards.
+        finish: norm, clipping and step.
+        settlement: ledger, scheduler, EMA and counters.
+        reference: the expected weight of a micro-batch.
+        group: all ranks.
+        updates_begun: updates made, applied or not.
+    """
+
+    loss: LossFunction | None
+    arithmetic: Arithmetic
+    accumulation: Accumulation
+    finish: Finish
+    settlement: Settlement
+    reference: Reference
+    group: Group
+    updates_begun: int = 0
+
+    def perform(self, feed: Feed, *, everyone: bool) -> Update:
+        """Make an update of a feed of micro-batches; `everyone` tells whether no rank's feed is empty."""
+        if self.loss is None:
+            raise ModelError("The engine has no loss function: give it `loss=`, or call backward yourself in `engine.window()`.")
+        feed = self._begin(feed)
+        self.finish.clear()
+        return self._end(self.accumulation.run(feed, everyone=everyone, new_window=self._new_window, clear=self.finish.clear))
+
+    @contextmanager
+    def open_window(self) -> Iterator[Window]:
+        """Make an update of the backwards that the caller runs in the `with` block; of none after an error."""
+        self.arithmetic.begin(None, None)
+        self.finish.clear()
+        window = self._new_window()
+        try:
+            with window.open():
+                yield window
+        except BaseException:
+            self.finish.clear()
+            raise
+        window.start_sums()
+        window.ended_in(self._end(Accumulated(window=window, batches=(), averaged=False)))
+
+    def _begin(self, feed: Feed) -> Feed:
+        """Decide the precision on the first micro-batch, if it is still open."""
+        if self.arithmetic.decided:
+            return feed
+        first = next(feed, None)
+        self.arithmetic.begin(self.loss, None if first is None else first[0])
+        return feed if first is None else chain([first], feed)
+
+    def _new_window(self) -> Window:
+        return Window(
+            autocast=self.arithmetic.autocast,
+            reference=self.reference,
+            scaler=self.arithmetic.scaler,
+            group=self.group,
+            device=self.finish.device,
+        )
+
+    def _end(self, done: Accumulated) -> Update:
+        """Reduce what DDP has not, let the update before move the scheduler, then step."""
+        if not done.averaged:
+            self.group.sum_gradients(self.finish.parameters)
+        self.settlement.settle()
+        self.settlement.count(done.window)
+        self.updates_begun += 1
+        lr, scale = self.finish.lr, done.window.scale
+        loss_sum, weight = done.window.totals(on_host=self.finish.on_host)
+        outcome = self._step(weight * scale, averaged=done.averaged)
+        update = Update(
+            index=self.updates_begun,
+            micro_batches=done.window.micro_batches,
+            lr=lr,
+            loss=_mean(loss_sum, weight),
+            grad_norm=outcome.grad_norm,
+            scale=scale,
+            weight=weight,
+            settle=self.settlement.settle,
+        )
+        self.settlement.take(update, outcome, done.batches, self.arithmetic.scaler)
+        return update
+
+    def _step(self, scaled_weight: Number, *, averaged: bool) -> Outcome:
+        if not isinstance(scaled_weight, torch.Tensor) and scaled_weight == 0:
+            self.finish.clear()
+            return Outcome(grad_norm=float("nan"), skipped=True)
+        ranks = self.group.size if averaged else 1
+        outcome = self.finish(ranks * (self.reference.value or 1.0) / scaled_weight)
+        if self.arithmetic.scaler is not None:
+            self.arithmetic.scaler.update(outcome.skipped)
+        return outcome
+
+
+def _mean(total: Number, weight: Number) -> Number:
+    if isinstance(weight, torch.Tensor):
+        return total / weight
+    return total / weight if weight else float("nan")

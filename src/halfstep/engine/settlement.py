@@ -1,0 +1,172 @@
+"""What follows from an update once it is known whether it was applied: ledger, scheduler, EMA, counters, and stopping."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from halfstep.engine.diagnose import cause_of_skip
+from halfstep.engine.finish import Outcome
+from halfstep.engine.ledger import Cause, Ledger
+from halfstep.engine.stopping import Stop
+from halfstep.engine.update import Update
+from halfstep.engine.window import Window
+from halfstep.precision.scaler import LossScaler
+
+
+class Scheduler(Protocol):
+    """Anything that is stepped once an applied update."""
+
+    def step(self) -> object:
+        """Move on by one update."""
+
+
+class Averaged(Protocol):
+    """An average of the weights, such as `torch.optim.swa_utils.AveragedModel`."""
+
+    def update_parameters(self, model: nn.Module) -> object:
+        """Take the model's present weights into the average."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Counters:
+    """What a run has used up.
+
+    Attributes:
+        weight: tokens or samples that counted in applied updates, over all ranks.
+        micro_batches: micro-batches computed by this rank, in applied and skipped updates.
+        samples: samples read by this rank, likewise.
+    """
+
+    weight: float = 0.0
+    micro_batches: int = 0
+    samples: int = 0
+
+
+class Flag:
+    """A skip flag on its way from the device to the host; nobody waits for it before it is read."""
+
+    __slots__ = ("_arrived", "_value")
+
+    def __init__(self, value: bool | torch.Tensor) -> None:
+        self._value, self._arrived = value, None
+        if isinstance(value, torch.Tensor) and value.is_cuda:
+            self._value = torch.empty((), pin_memory=True).copy_(value, non_blocking=True)
+            self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._arrived.record()
+
+    def read(self) -> bool:
+        """Whether the update was skipped."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return bool(self._value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Open:
+    update: Update
+    flag: Flag
+    batches: Sequence[Any]
+    scaler: LossScaler | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Settlement:
+    """Settles updates, in order; on devices where reading waits, one update late.
+
+    Attributes:
+        module: the model without wrappers.
+        schedulers: stepped once an applied update.
+        ema: averaged weights, moved once an applied update.
+        max_skips: so many skipped updates in a row stop a run without a loss scale.
+        stop: makes the error that ends the run, from the entry and the micro-batches.
+    """
+
+    module: nn.Module
+    schedulers: Sequence[Scheduler]
+    ema: Averaged | None
+    max_skips: int
+    stop: Stop
+    ledger: Ledger = field(default_factory=Ledger)
+    counters: Counters = field(default_factory=Counters)
+    _open: _Open | None = None
+
+    @property
+    def pending(self) -> int:
+        """Number of updates that are not settled yet: 0 or 1."""
+        return int(self._open is not None)
+
+    def count(self, window: Window) -> None:
+        """Count what a window computed."""
+        self.counters.micro_batches += window.micro_batches
+        self.counters.samples += window.samples
+
+    def take(self, update: Update, outcome: Outcome, batches: Sequence[Any], scaler: LossScaler | None) -> None:
+        """Take over an update that was made; settle it at once where its flag is on the host."""
+        self._open = _Open(update=update, flag=Flag(outcome.skipped), batches=batches, scaler=scaler)
+        if not isinstance(outcome.skipped, torch.Tensor):
+            self.settle()
+
+    def settle(self) -> None:
+        """Settle the open update, if there is one.
+
+        Raises:
+            RunStopped: its skip was one too many.
+        """
+        if self._open is None:
+            return
+        done, self._open = self._open, None
+        if done.flag.read():
+            self._skipped(done)
+        else:
+            self._applied(done.update)
+
+    def _applied(self, update: Update) -> None:
+        self.ledger.record(update.settled(None, ""))
+        self.counters.weight += update.weight
+        for scheduler in self.schedulers:
+            scheduler.step()
+        if self.ema is not None:
+            self.ema.update_parameters(self.module)
+
+    def _skipped(self, done: _Open) -> None:
+        update = done.update
+        cause, detail = cause_of_skip(
+            self.module,
+            done.batches,
+            loss=update.loss,
+            weight=update.weight,
+            scaled=done.scaler is not None,
+            calibrating=self.ledger.applied == 0,
+        )
+        entry = update.settled(cause, detail)
+        self.ledger.record(entry)
+        if self._is_one_too_many(cause, done.scaler):
+            raise self.stop(entry, done.batches, skipped_in_a_row=self.ledger.skipped_in_a_row)
+
+    def _is_one_too_many(self, cause: Cause, scaler: LossScaler | None) -> bool:
+        """The scale's floor judges what a lower scale may cure; the count judges everything else."""
+        if scaler is None or cause is Cause.NO_WEIGHT:
+            return self.ledger.skipped_in_a_row >= self.max_skips
+        return scaler.below_floor
+
+
+def per_update(scheduler: Scheduler | Sequence[Scheduler] | None) -> list[Scheduler]:
+    """The schedulers that move once an update."""
+    return [one for one in _listed(scheduler) if not isinstance(one, ReduceLROnPlateau)]
+
+
+def on_plateau(scheduler: Scheduler | Sequence[Scheduler] | None) -> list[ReduceLROnPlateau]:
+    """The schedulers that wait for a metric."""
+    return [one for one in _listed(scheduler) if isinstance(one, ReduceLROnPlateau)]
+
+
+def _listed(scheduler: Scheduler | Sequence[Scheduler] | None) -> list[Any]:
+    if scheduler is None:
+        return []
+    return list(scheduler) if isinstance(scheduler, Sequence) else [scheduler]

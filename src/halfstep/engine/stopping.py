@@ -1,0 +1,87 @@
+"""The sentence with which a run is stopped: what happened, where it began, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from halfstep.engine.arithmetic import Arithmetic
+from halfstep.engine.diagnose import first_non_finite_module, save_evidence
+from halfstep.engine.ledger import Cause, Entry
+from halfstep.engine.loss import LossFunction
+from halfstep.errors import DataError, HalfstepError, ScaleFloorReached, TooManySkips
+from halfstep.precision.policy import largest_magnitude
+
+_ADVICE = {
+    Cause.DATA: "Mend or leave out that sample.",
+    Cause.WEIGHTS: "The weights are lost: start from the last good checkpoint, with a lower learning rate or clipping.",
+    Cause.LOSS: "Look at that module's arithmetic (log or division by zero, a mask constant out of range).",
+    Cause.OVERFLOW: "Lower the learning rate, clip the norm, or train in bf16 or fp32.",
+    Cause.CALIBRATION: "No scale makes the gradients finite: train in bf16 or fp32, or mend that module.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Makes the error that ends a run.
+
+    Attributes:
+        module: the model without wrappers.
+        loss: the user's loss function, to run the batch again; None where there is none.
+        arithmetic: the precision it ran in.
+        device: where the model is.
+        evidence: folder in which the batch is saved, to be run again.
+        rank: number of this process.
+    """
+
+    module: nn.Module
+    loss: LossFunction | None
+    arithmetic: Arithmetic
+    device: torch.device
+    evidence: Path
+    rank: int
+
+    def __call__(self, entry: Entry, batches: Sequence[Any], *, skipped_in_a_row: int) -> HalfstepError:
+        """The error after the update of `entry`, which was one skip too many."""
+        if entry.cause is Cause.NO_WEIGHT:
+            return DataError(
+                f"Every label was masked in {skipped_in_a_row} updates in a row, so nothing could be learnt. "
+                "Look at the ignore index, the truncation length and the prompt mask."
+            )
+        assert entry.cause is not None
+        found = f"{entry.cause}: {entry.detail}" if entry.detail else str(entry.cause)
+        facts = f"{self._first(entry, batches)}; {self._largest()}; {self._saved(entry, batches)}. {_ADVICE[entry.cause]}"
+        scaler = self.arithmetic.scaler
+        if scaler is None:
+            what = f"{skipped_in_a_row} updates in a row were skipped"
+            return TooManySkips(f"Stopped at update {entry.index}: {what} ({found}); {facts}")
+        what = f"the loss scale fell below its floor of {scaler.settings.floor:g}"
+        return ScaleFloorReached(f"Stopped at update {entry.index}: {what} ({found}); {facts}")
+
+    def _first(self, entry: Entry, batches: Sequence[Any]) -> str:
+        what = "the first value that is not finite is"
+        if entry.cause in (Cause.DATA, Cause.WEIGHTS):
+            return f"{what} in {entry.detail}"
+        if self.loss is None or not batches:
+            return f"{what} unknown, since the engine has no loss function to run again"
+        for number, batch in enumerate(batches, 1):
+            where = first_non_finite_module(
+                self.module, self.loss, batch, self.arithmetic.policy, scale=entry.scale, device=self.device
+            )
+            if where is not None:
+                return f"{what} {where}, in micro-batch {number}"
+        return "no value was found that is not finite when the micro-batches were run again"
+
+    def _largest(self) -> str:
+        name, largest = largest_magnitude(self.module.named_parameters())
+        return f"the largest weight is {largest:.4g}, in `{name}`"
+
+    def _saved(self, entry: Entry, batches: Sequence[Any]) -> str:
+        precision = self.arithmetic.policy.precision.value
+        content = {"entry": entry.to_dict(), "batches": list(batches), "precision": precision}
+        return save_evidence(self.evidence, f"update-{entry.index}-rank-{self.rank}", content)

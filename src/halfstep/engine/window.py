@@ -1,0 +1,159 @@
+"""One window: micro-batches whose gradients make one update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+
+from halfstep.distributed import Group
+from halfstep.distributed.group import Pending
+from halfstep.engine.loss import sum_and_weight
+from halfstep.engine.update import Number, Update
+from halfstep.errors import ModelError
+from halfstep.precision.policy import WindowAutocast
+from halfstep.precision.scaler import LossScaler
+
+
+class Reference:
+    """The expected weight of a micro-batch: fixed in the first window, equal on all ranks, a power of two.
+
+    Backward runs on `sum * scale / reference`, so that FP16 sees the magnitudes of a mean before the window's weight is known.
+    Being a power of two it costs no rounding.
+    """
+
+    def __init__(self, group: Group, device: torch.device) -> None:
+        self._group, self._device = group, device
+        self.value: float | None = None
+        """None until the first micro-batch was weighed."""
+
+    def fix(self, weight: Number) -> float:
+        """The reference. Until it is fixed every rank calls this once a window; the largest weight of all ranks decides."""
+        if self.value is None:
+            first = torch.tensor(float(weight), device=self._device)
+            largest = float(self._group.start_largest(first).wait())
+            if not 0 < largest < math.inf:
+                return 1.0
+            self.value = 2.0 ** round(math.log2(largest))
+        return self.value
+
+
+class Window:
+    """Forwards and backwards whose gradients are added, weighted, and end in one update.
+
+    Engines make windows. In one that `Engine.window` gave, run the model inside `forward` and call `backward` for each loss.
+    """
+
+    def __init__(
+        self,
+        *,
+        autocast: WindowAutocast,
+        reference: Reference,
+        scaler: LossScaler | None,
+        group: Group,
+        device: torch.device,
+    ) -> None:
+        self._autocast, self._reference, self._scaler, self._group = autocast, reference, scaler, group
+        self._device = device
+        self._root: torch.Tensor | None = None
+        self.loss_sum: Number = 0.0
+        """Sum of the losses of this rank, detached."""
+        self.weight: Number = 0.0
+        """Sum of the weights of this rank."""
+        self.micro_batches = 0
+        """Number of micro-batches of this rank."""
+        self.samples = 0
+        """Number of samples of this rank, where the engine reads the micro-batches."""
+        self.global_sums: Pending | None = None
+        """Loss and weight over all ranks, once their reduction has been started."""
+        self._update: Update | None = None
+
+    @property
+    def update(self) -> Update:
+        """The update that the window ended in; known after its `with` block."""
+        if self._update is None:
+            raise ModelError("`window.update` is known after the window's `with` block has ended without an error.")
+        return self._update
+
+    def ended_in(self, update: Update) -> None:
+        """Called by the engine when the window's update has been made."""
+        self._update = update
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Around all forwards and backwards of the window; closed before the step."""
+        self._autocast.open()
+        try:
+            yield
+        finally:
+            self._autocast.close()
+
+    def forward(self) -> AbstractContextManager[None]:
+        """Around a forward and its loss: autocast as the precision says."""
+        return self._autocast.forward()
+
+    def backward(self, loss: torch.Tensor, weight: Any = None, *, retain_graph: bool = False) -> None:
+        """Add the gradients of one loss to the window.
+
+        Args:
+            loss: scalar; the mean over a micro-batch, or with `weight` the sum over it.
+            weight: how much the loss counts in the window's mean (tokens, samples). 0 for a further loss of a micro-batch that
+                an earlier call counted already. None: the loss is a mean and counts as one.
+            retain_graph: keep the graph for another backward through it.
+        """
+        total, counted = sum_and_weight(loss if weight is None else (loss, weight))
+        self.add(total, counted)
+        self.run_backward(total, retain_graph=retain_graph)
+
+    def add(self, total: torch.Tensor, weight: Number) -> None:
+        """Count a micro-batch, before its backward."""
+        self.loss_sum = self.loss_sum + total.detach()
+        self.weight = self.weight + weight
+        self.micro_batches += 1
+        if self.micro_batches == 1:
+            self._root = self._root_gradient(self._reference.fix(weight))
+
+    def run_backward(self, total: torch.Tensor, *, retain_graph: bool = False) -> None:
+        """Backward of a counted loss under the window's scale."""
+        root = self._root
+        if root is not None and root.dtype != total.dtype:
+            root = root.to(total.dtype)
+        torch.autograd.backward(total, grad_tensors=root, retain_graph=retain_graph)
+
+    def grad(self, outputs: torch.Tensor, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Gradients of `outputs` with respect to `inputs`, with a graph of their own, for gradient penalties.
+
+        They are computed under the loss scale, so that FP16 does not lose them, and returned without it.
+        """
+        scale = 1.0 if self._scaler is None else self._scaler.scale
+        scaled = torch.autograd.grad(outputs.float().sum() * scale, list(inputs), create_graph=True)
+        return tuple(gradient.float() / scale for gradient in scaled)
+
+    def start_sums(self) -> None:
+        """Start to sum loss and weight over the ranks, once a window: every rank calls this, before its last backward."""
+        if self._group.alone or self.global_sums is not None:
+            return
+        if not self.micro_batches:
+            self._reference.fix(0.0)
+        pair = [torch.as_tensor(x, dtype=torch.float32, device=self._device) for x in (self.loss_sum, self.weight)]
+        self.global_sums = self._group.start_sum(torch.stack(pair))
+
+    @property
+    def scale(self) -> Number:
+        """The loss scale that backward ran under; 1.0 without one."""
+        return 1.0 if self._scaler is None else self._scaler.scale
+
+    def totals(self, *, on_host: bool) -> tuple[Number, Number]:
+        """Summed loss and weight over all ranks; as host numbers where reading them costs nothing."""
+        loss, weight = self.loss_sum, self.weight
+        if self.global_sums is not None:
+            loss, weight = self.global_sums.wait().unbind()
+        return (float(loss), float(weight)) if on_host else (loss, weight)
+
+    def _root_gradient(self, reference: float) -> torch.Tensor | None:
+        if self._scaler is not None:
+            return self._scaler.scale / reference
+        return None if reference == 1.0 else torch.full((), 1.0 / reference, device=self._device)
