@@ -78,12 +78,12 @@ class Facts:
         machine: where the run will be.
         model: what the model's configuration says.
         data: how much text there is.
-        precision: what measuring the model in each precision led to; `None` where it was not measured.
         started: when the run was started, for the name of its folder.
+        precision: what measuring the model in each precision led to; `None` as long as that was not done.
     """
 
     machine: MachineFacts
     model: ModelFacts
     data: DataFacts
-    precision: Choice[Precision] | None
     started: datetime
+    precision: Choice[Precision] | None = None

@@ -48,9 +48,7 @@ def decide_optimizer(asked: OptimizerSection, facts: Facts, decisions: Decisions
         asked.learning_rate,
         lambda: _learning_rate(name, usual, facts.model.hidden, pretrained=pretrained),
     )
-    betas = (
-        None if usual.betas is None else decisions.default("optimizer.betas", asked.betas, list(usual.betas), reason)
-    )
+    betas = None if usual.betas is None else decisions.default("optimizer.betas", asked.betas, list(usual.betas), reason)
     return OptimizerRun(
         name=name,
         learning_rate=rate,
@@ -109,9 +107,7 @@ def decide_scheduler(asked: SchedulerSection, planned: int | None, decisions: De
 
 def _course(planned: int | None) -> Choice[SchedulerName]:
     if planned is None:
-        return Choice(
-            value=SchedulerName.CONSTANT, reason="only the clock ends the run, so nobody knows where to fall to"
-        )
+        return Choice(value=SchedulerName.CONSTANT, reason="only the clock ends the run, so nobody knows where to fall to")
     return Choice(value=SchedulerName.COSINE, reason=f"the run ends after {planned:,} updates")
 
 

@@ -1,7 +1,7 @@
 """The one place where "auto" becomes a value, and leaves its reason.
 
-It happens in two steps, because some facts cost something: `resolve_inputs` (in `inputs.py`) says what has to be opened:
-model, text, tokenizer. When that has been looked at, `resolve` decides the rest.
+It happens in two steps, because some facts cost something: `inputs.py` says what has to be opened (model, text,
+tokenizer); when that has been looked at, `resolve` decides the rest.
 """
 
 from __future__ import annotations
@@ -54,9 +54,7 @@ def resolve(written: Written, inputs: Inputs, facts: Facts) -> Resolved:
         device=decisions.take("device", written.device, lambda: _device(facts)),
         processes=processes,
         model=_model(written, inputs, facts, sequence_length, decisions),
-        data=DataRun(
-            corpus=inputs.corpus, files=inputs.files, tokenizer=inputs.tokenizer, sequence_length=sequence_length
-        ),
+        data=DataRun(corpus=inputs.corpus, files=inputs.files, tokenizer=inputs.tokenizer, sequence_length=sequence_length),
         batch=batch,
         optimizer=decide_optimizer(written.optimizer, facts, decisions, pretrained=inputs.path is not None),
         scheduler=decide_scheduler(written.scheduler, planned, decisions),
@@ -144,14 +142,10 @@ def _batch(
     micro = decisions.take(
         "batch.micro",
         asked.micro,
-        lambda: automatic_micro(
-            global_batch=global_batch, ranks=processes, sequence_length=sequence_length, facts=facts
-        ),
+        lambda: automatic_micro(global_batch=global_batch, ranks=processes, sequence_length=sequence_length, facts=facts),
     )
     check_division(global_batch=global_batch, micro=micro, ranks=processes)
-    tail = decisions.default(
-        "batch.tail", asked.tail, Tail.STEP, "no sample is lost; a shorter window is exactly weighted"
-    )
+    tail = decisions.default("batch.tail", asked.tail, Tail.STEP, "no sample is lost; a shorter window is exactly weighted")
     return BatchRun(global_=global_batch, micro=micro, tail=tail)
 
 
@@ -160,9 +154,7 @@ def _limits(asked: LimitsSection, inputs: Inputs, decisions: Decisions) -> Limit
     if any((limits.updates, limits.epochs, limits.tokens, limits.minutes)):
         return limits
     if inputs.corpus is not None:
-        updates = decisions.default(
-            "limits.updates", None, DEFAULT_UPDATES, "no limit was given: a few minutes on two cores"
-        )
+        updates = decisions.default("limits.updates", None, DEFAULT_UPDATES, "no limit was given: a few minutes on two cores")
         return LimitsRun(updates=updates, epochs=None, tokens=None, minutes=None)
     epochs = decisions.default("limits.epochs", None, 1, "no limit was given")
     return LimitsRun(updates=None, epochs=epochs, tokens=None, minutes=None)

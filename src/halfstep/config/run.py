@@ -6,7 +6,7 @@ The shape is that of the schema, so that a run written as TOML is a configuratio
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -139,6 +139,10 @@ class Resolved:
     choices: Mapping[str, Choice[Any]]
     planned_updates: int | None
 
+    def with_choices(self, more: Mapping[str, Choice[Any]]) -> Resolved:
+        """The same run with choices that were made while it was built."""
+        return replace(self, choices={**self.choices, **more})
+
     def to_toml(self) -> str:
         """The run as a configuration file, each automatic value with its reason behind it."""
         reasons = {key: choice.reason for key, choice in self.choices.items() if choice.reason != ASKED_FOR}
@@ -149,8 +153,13 @@ class Resolved:
         return {
             "config": self.run.to_dict(),
             "planned_updates": self.planned_updates,
-            "choices": {key: {"value": _plain(one.value), "reason": one.reason} for key, one in self.choices.items()},
+            "choices": choices_to_dict(self.choices),
         }
+
+
+def choices_to_dict(choices: Mapping[str, Choice[Any]]) -> dict[str, dict[str, Any]]:
+    """Choices as plain tables, for JSON."""
+    return {key: {"value": _plain(choice.value), "reason": choice.reason} for key, choice in choices.items()}
 
 
 def _plain(value: Any) -> Any:

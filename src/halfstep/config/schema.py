@@ -109,18 +109,14 @@ class SchedulerSection(Section):
 
     name: Annotated[SchedulerName, Word] | Auto | None = _key('"cosine", "linear" or "constant"')
     warmup_updates: CountOrNone | Auto | None = _key(FROM_ZERO.format("updates"))
-    final_share: Annotated[float, Field(ge=0, le=1)] | Auto | None = _key(
-        'a share of the learning rate from 0 to 1, or "auto"'
-    )
+    final_share: Annotated[float, Field(ge=0, le=1)] | Auto | None = _key('a share of the learning rate from 0 to 1, or "auto"')
 
 
 class EvaluationSection(Section):
     """What is held out, and when it is looked at."""
 
     every_updates: CountOrNone | Auto | None = _key(FROM_ZERO.format("updates"))
-    share: Annotated[float, Field(gt=0, lt=1)] | Auto | None = _key(
-        'a share of the text above 0 and below 1, or "auto"'
-    )
+    share: Annotated[float, Field(gt=0, lt=1)] | Auto | None = _key('a share of the text above 0 and below 1, or "auto"')
     files: Paths | None = _key(FILES)
     keep_best: bool | Auto | None = _key(YES_OR_NO)
 

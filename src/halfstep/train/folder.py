@@ -9,21 +9,32 @@
     ├── ledger.jsonl     every update: applied, or skipped and why
     ├── events/          TensorBoard
     ├── model/           the last model, for `from_pretrained`
-    └── best/            the best model, where one was kept that is not the last
+    └── best/            the best model by its held-out loss, unless that is the last one
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import platform
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from halfstep.config.run import Resolved
-from halfstep.errors import ConfigError
+from halfstep import __version__
+from halfstep.config.choice import Choice
+from halfstep.config.run import Resolved, choices_to_dict
+from halfstep.errors import ConfigError, UsageError
 from halfstep.train.disk import folder_beside, write_text, writing
+from halfstep.train.log import JsonLines, LedgerFile, TensorBoard
+from halfstep.train.record import Listener
+from halfstep.train.summary import Summary
 
 
 class RunFolder:
@@ -32,16 +43,15 @@ class RunFolder:
     Args:
         path: a folder that does not exist or is empty.
         resolved: the run, which is written there at once.
-        about: what else is known at the start: versions, machine, time.
 
     Raises:
         ConfigError: the folder already holds something.
         UsageError: the folder cannot be written.
     """
 
-    def __init__(self, path: Path, resolved: Resolved, about: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, resolved: Resolved) -> None:
         self.path = path
-        self._record: dict[str, Any] = {"status": "running", **about, **resolved.to_dict()}
+        self._record: dict[str, Any] = {"status": "running", **_versions(), **resolved.to_dict()}
         refuse_used(path)
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
@@ -58,6 +68,36 @@ class RunFolder:
         self._record.update(values)
         write_text(self.path / "run.json", json.dumps(self._record, indent=2) + "\n")
 
+    def finish(self, summary: Summary, choices: Mapping[str, Choice[Any]]) -> None:
+        """Note how the run ended and what the engine chose on the way. A best model that is the last one goes.
+
+        Raises:
+            UsageError: the folder cannot be written.
+        """
+        best_is_last = summary.best_nats_per_byte is not None and summary.best_nats_per_byte == summary.final_nats_per_byte
+        if best_is_last:
+            shutil.rmtree(self.path / "best", ignore_errors=True)
+        self.note(status=summary.ending.value, summary=summary.to_dict(), engine=choices_to_dict(choices))
+
+    @contextmanager
+    def failures_noted(self) -> Iterator[None]:
+        """Note in run.json, as far as the disk lets us, if what happens below this fails."""
+        try:
+            yield
+        except BaseException as error:
+            with suppress(UsageError):
+                self.note(status="failed", error=str(error) or type(error).__name__)
+            raise
+
+    def logs(self, *, tensorboard: bool) -> list[Listener]:
+        """The files that grow while the run goes.
+
+        Raises:
+            UsageError: the folder cannot be written.
+        """
+        files: list[Listener] = [JsonLines(self.path / "log.jsonl"), LedgerFile(self.path / "ledger.jsonl")]
+        return [*files, TensorBoard(self.path / "events")] if tensorboard else files
+
     def save_model(self, name: str, model: nn.Module, tokenizer: Any | None) -> Path:
         """Write the model, and its tokenizer where it has one, as a folder for `from_pretrained`.
 
@@ -71,14 +111,6 @@ class RunFolder:
                 tokenizer.save_pretrained(str(folder))
         return self.path / name
 
-    def save_ledger(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Write what became of each update.
-
-        Raises:
-            UsageError: the folder cannot be written.
-        """
-        write_text(self.path / "ledger.jsonl", "".join(json.dumps(dict(entry)) + "\n" for entry in entries))
-
 
 def refuse_used(path: Path) -> None:
     """Raise a `ConfigError` if the folder holds a run, or anything else."""
@@ -88,6 +120,17 @@ def refuse_used(path: Path) -> None:
         raise ConfigError(f"`run.folder`: {path} is not empty. Give a folder that does not exist yet.")
     if path.exists() and not path.is_dir():
         raise ConfigError(f"`run.folder`: {path} is a file. Give a folder that does not exist yet.")
+
+
+def _versions() -> dict[str, Any]:
+    return {
+        "halfstep": __version__,
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        "python": platform.python_version(),
+        "host": platform.node(),
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
 
 
 def _save(model: nn.Module, folder: Path) -> None:

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 HEARD = (signal.SIGINT, signal.SIGTERM)
+SAME_KEY_PRESS_S = 1.0
+"""A launcher passes on the signal that the terminal sent to everybody."""
 
 
 class Interruption:
     """The signal that asked the run to end; `None` as long as none did."""
 
-    __slots__ = ("signal",)
+    __slots__ = ("_clock", "_heard", "signal")
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._heard = clock, 0.0
         self.signal: signal.Signals | None = None
 
     def hear(self, number: int, frame: FrameType | None) -> None:
         """Note a signal. A second Ctrl-C does not wait for the end of the update."""
-        if self.signal is signal.SIGINT and number == signal.SIGINT:
+        now = self._clock()
+        if self.signal is not None and number == signal.SIGINT and now - self._heard > SAME_KEY_PRESS_S:
             raise KeyboardInterrupt
-        self.signal = self.signal or signal.Signals(number)
+        if self.signal is None:
+            self.signal, self._heard = signal.Signals(number), now
 
 
 @contextmanager

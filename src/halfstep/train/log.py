@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,21 +26,37 @@ class JsonLines:
 
     def on_update(self, record: UpdateRecord) -> None:
         """Write the update as a line of kind "update"."""
-        self.write("update", {**asdict(record), "tokens_per_s": round(record.tokens_per_s, 1)})
+        self.write({"kind": "update", **record.to_dict()})
 
     def on_evaluation(self, record: EvaluationRecord) -> None:
         """Write the evaluation as a line of kind "evaluation"."""
-        self.write("evaluation", asdict(record))
+        self.write({"kind": "evaluation", **asdict(record)})
 
-    def write(self, kind: str, values: dict[str, Any]) -> None:
-        """Write one line."""
+    def write(self, values: dict[str, Any]) -> None:
+        """Write one line. Numbers that are not finite, which JSON does not have, become `null`."""
+        finite = {key: value if _is_json(value) else None for key, value in values.items()}
         with writing(self._path):
-            self._file.write(json.dumps({"kind": kind, **values}) + "\n")
+            self._file.write(json.dumps(finite, allow_nan=False) + "\n")
 
     def close(self) -> None:
         """Close the file."""
         with writing(self._path):
             self._file.close()
+
+
+class LedgerFile(JsonLines):
+    """The ledger as a file: a line for each update, applied or skipped and why."""
+
+    def on_update(self, record: UpdateRecord) -> None:
+        """Write the entry."""
+        self.write(record.entry.to_dict())
+
+    def on_evaluation(self, record: EvaluationRecord) -> None:
+        """An evaluation is no update."""
+
+
+def _is_json(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 class TensorBoard:
@@ -57,13 +74,13 @@ class TensorBoard:
             self._writer = SummaryWriter(str(folder))
 
     def on_update(self, record: UpdateRecord) -> None:
-        """Add the update's loss, norm, learning rate, rate and scale."""
-        self._add("train/loss", record.loss, record.update)
-        self._add("train/grad_norm", record.grad_norm, record.update)
-        self._add("train/learning_rate", record.lr, record.update)
-        self._add("speed/tokens_per_s", record.tokens_per_s, record.update)
-        if record.scale is not None:
-            self._add("train/loss_scale", record.scale, record.update)
+        """Add the update's loss, norm, loss scale, learning rate and speed."""
+        entry = record.entry
+        self._add("train/loss", entry.loss, entry.index)
+        self._add("train/grad_norm", entry.grad_norm, entry.index)
+        self._add("train/loss_scale", entry.scale, entry.index)
+        self._add("train/learning_rate", record.lr, entry.index)
+        self._add("speed/tokens_per_s", record.tokens_per_s, entry.index)
 
     def on_evaluation(self, record: EvaluationRecord) -> None:
         """Add the evaluation's loss and perplexity."""

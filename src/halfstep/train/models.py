@@ -77,9 +77,7 @@ def config_of_folder(folder: str) -> Any:
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"`model.path`: the config.json of {folder} cannot be used: {_first_line(error)}") from None
     if config.model_type not in transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise ModelError(
-            f"`model.path`: {folder} holds a {config.model_type} model, which is no causal language model."
-        )
+        raise ModelError(f"`model.path`: {folder} holds a {config.model_type} model, which is no causal language model.")
     return config
 
 
@@ -144,9 +142,7 @@ def load_tokenizer(folder: str) -> Any:
         ModelError: there is none, or it cannot be loaded.
     """
     if not has_tokenizer(folder):
-        raise ModelError(
-            f'`data.tokenizer`: {folder} holds no tokenizer (tokenizer.json). Use "bytes" or another folder.'
-        )
+        raise ModelError(f'`data.tokenizer`: {folder} holds no tokenizer (tokenizer.json). Use "bytes" or another folder.')
     try:
         return _transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # tokenizers raises bare exceptions of its own

@@ -31,9 +31,7 @@ class Lines:
         clock: seconds, ever growing.
     """
 
-    def __init__(
-        self, stream: TextIO, *, planned_updates: int | None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, stream: TextIO, *, planned_updates: int | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._planned, self._clock = stream, planned_updates, clock
         self._next = clock()
         self._unsaid: UpdateRecord | None = None
@@ -41,7 +39,7 @@ class Lines:
     def on_update(self, record: UpdateRecord) -> None:
         """Say the update if the time has come, or if it was skipped."""
         self._unsaid = record
-        if self._clock() >= self._next or record.skipped_because is not None:
+        if self._clock() >= self._next or not record.entry.applied:
             self._say()
 
     def on_evaluation(self, record: EvaluationRecord) -> None:
@@ -110,12 +108,13 @@ class Bar:
 
 def position_text(record: UpdateRecord, planned_updates: int | None) -> str:
     """Which update it is, of how many."""
-    return f"update {record.update:,}" + ("" if planned_updates is None else f" of {planned_updates:,}")
+    return f"update {record.entry.index:,}" + ("" if planned_updates is None else f" of {planned_updates:,}")
 
 
 def update_text(record: UpdateRecord) -> str:
     """What the update was: loss, rate, time left, memory; or why it was skipped."""
-    loss = f"loss {record.loss:.3f}" if record.skipped_because is None else f"skipped: {record.skipped_because}"
+    entry = record.entry
+    loss = f"loss {entry.loss:.3f}" if entry.applied else f"skipped: {entry.cause}"
     memory = "memory unknown" if record.memory_bytes is None else f"{record.memory_bytes / 1e9:.2f} GB"
     return f"{loss}, {record.tokens_per_s:,.0f} tokens/s, {time_left_text(record)} left, {memory}"
 

@@ -2,48 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from halfstep.engine.ledger import Entry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRecord:
-    """One update, as it is logged.
+    """One update with its place in the run.
 
     Attributes:
-        update: updates so far, this one counted, skipped ones too.
+        entry: what became of it, as the ledger has it; its weight is the tokens that counted, over all ranks.
         applied: applied updates so far.
-        epoch: the pass over the data, from 0.
         done: how much of the run is behind it, from 0 to 1.
-        loss: the global weighted mean over the update's tokens, in nats per token.
-        grad_norm: the norm of the true gradient, before clipping.
         lr: the learning rate that the update used, or would have used.
-        scale: the loss scale; `None` where there is none.
-        tokens: tokens that counted, over all ranks.
         seconds: wall time since the update before, evaluation and saving left out.
         elapsed_s: wall time since the start of training.
         memory_bytes: the highest use of memory so far; `None` where it is not known.
-        skipped_because: why the update was skipped; `None` if it was applied.
     """
 
-    update: int
+    entry: Entry
     applied: int
-    epoch: int
     done: float
-    loss: float
-    grad_norm: float
     lr: float
-    scale: float | None
-    tokens: int
     seconds: float
     elapsed_s: float
     memory_bytes: int | None
-    skipped_because: str | None
 
     @property
     def tokens_per_s(self) -> float:
         """Tokens that counted over wall time."""
-        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+        return self.entry.weight / self.seconds if self.seconds > 0 else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as JSON types."""
+        values = asdict(self)
+        del values["entry"], values["done"]
+        return {**self.entry.to_dict(), **values, "tokens_per_s": round(self.tokens_per_s, 1)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +51,6 @@ class EvaluationRecord:
         loss: the weighted mean in nats per token.
         nats_per_byte: the same per byte of text, which is comparable between tokenizers.
         perplexity: e to the loss.
-        tokens: tokens that were predicted.
         seconds: wall time it took.
         best: whether no evaluation before was better.
     """
@@ -64,7 +59,6 @@ class EvaluationRecord:
     loss: float
     nats_per_byte: float
     perplexity: float
-    tokens: int
     seconds: float
     best: bool
 

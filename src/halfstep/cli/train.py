@@ -1,0 +1,90 @@
+"""`halfstep train`: trains a model as the configuration says."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from halfstep.config.toml import toml_value
+
+if TYPE_CHECKING:
+    from halfstep.config.schema import Written
+
+EXAMPLES = """
+examples:
+  halfstep train                                        a small LLaMA on Python's own source text
+  halfstep train --set limits.minutes=2 --set precision=fp32
+  halfstep train run.toml --run runs/first              as the file says
+  halfstep train run.toml --print-config                what would be run, and why each value is what it is
+  halfstep train run.toml --processes 2                 as torchrun --nproc-per-node 2 -m halfstep train run.toml
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
+    parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="a configuration; none: a small run")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="settings",
+        metavar="KEY=VALUE",
+        help="set one key over the configuration, as batch.global=64; may be repeated",
+    )
+    parser.add_argument("--print-config", action="store_true", help="show the resolved run with its reasons, and end")
+    parser.add_argument("--processes", type=int, metavar="N", help="start so many ranks on this machine")
+    parser.add_argument("--run", metavar="DIR", help="the folder in which the run is kept")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train; the end report goes to stdout, progress to stderr."""
+    from halfstep.config.load import load
+    from halfstep.distributed.env import world
+
+    written = load(args.config, [*args.settings, *_settings(args)])
+    if world().size == 1 and not args.print_config and isinstance(written.processes, int) and written.processes > 1:
+        return _launch(args, written)
+    return _print_config(written) if args.print_config else _train(written)
+
+
+def _settings(args: argparse.Namespace) -> list[str]:
+    """The flags that are other names of keys."""
+    flags = {"processes": args.processes, "run.folder": args.run}
+    return [f"{key}={toml_value(value)}" for key, value in flags.items() if value is not None]
+
+
+def _print_config(written: Written) -> int:
+    from halfstep.train.job import prepare
+
+    print(prepare(written, started=datetime.now()).resolved.to_toml(), end="")
+    return 0
+
+
+def _train(written: Written) -> int:
+    from halfstep.distributed.env import world
+    from halfstep.train.interruption import interruptible
+    from halfstep.train.job import prepare, train
+
+    with interruptible() as interruption:
+        summary, folder = train(prepare(written, started=datetime.now()), interruption, stream=sys.stderr)
+    if world().is_first:
+        print(f"{summary.to_text()}\n{'kept in':<12}{folder}")
+    return 0 if interruption.signal is None else 128 + interruption.signal
+
+
+def _launch(args: argparse.Namespace, written: Written) -> int:
+    """Start the ranks with the same words; each finds its place in what torchrun's library sets."""
+    from halfstep.train.launch import launch
+
+    assert isinstance(written.processes, int)
+    words = ["train", *([str(args.config)] if args.config else []), *_flags([*args.settings, *_settings(args)])]
+    return launch(words, processes=written.processes)
+
+
+def _flags(settings: list[str]) -> list[str]:
+    return [word for setting in settings for word in ("--set", setting)]

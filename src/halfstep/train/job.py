@@ -1,0 +1,171 @@
+"""A job from the configuration to the end report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TextIO
+
+import torch
+from torch import nn
+
+from halfstep.config.decisions import is_auto
+from halfstep.config.resolve import resolve
+from halfstep.config.run import Resolved, Run
+from halfstep.config.schema import Written
+from halfstep.distributed import Group, connect
+from halfstep.engine import Engine
+from halfstep.measure.memory import memory_use
+from halfstep.train.allocator import keep_freed_memory
+from halfstep.train.book import Book
+from halfstep.train.build import build_engine, build_held_out, build_loader, build_model, measure_precision
+from halfstep.train.folder import RunFolder, refuse_used
+from halfstep.train.interruption import Interruption
+from halfstep.train.judge import Judge
+from halfstep.train.limits import Limits, Stop
+from halfstep.train.loop import Loop
+from halfstep.train.opening import Opened, device_of, facts_of, open_inputs
+from halfstep.train.progress import progress
+from halfstep.train.record import Listener
+from halfstep.train.summary import Ending, Summary, rate_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A job whose every value is decided and whose model is on its device; nothing is written yet.
+
+    Attributes:
+        resolved: the run with its reasons.
+        opened: model configuration, tokenizer and text.
+        model: the model.
+        device: where it is.
+        group: all ranks.
+    """
+
+    resolved: Resolved
+    opened: Opened
+    model: nn.Module
+    device: torch.device
+    group: Group
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+        return self.resolved.run
+
+    @property
+    def planned(self) -> int | None:
+        """Applied updates until a limit ends the run; `None` where only the clock does."""
+        return self.resolved.planned_updates
+
+
+def prepare(written: Written, *, started: datetime) -> Prepared:
+    """Open what the configuration names, decide everything, measure where that is asked for.
+
+    Raises:
+        UsageError: what was asked for cannot be run.
+    """
+    if written.run.folder is not None:
+        refuse_used(Path(written.run.folder))
+    device = device_of(written)
+    allocator = keep_freed_memory(device.type)
+    opened = open_inputs(written)
+    facts = facts_of(opened, written, device, started)
+    resolved = resolve(written, opened.inputs, facts)
+    group = connect(device)
+    model, choices = build_model(opened, resolved.run, device)
+    if is_auto(written.precision):
+        measured = measure_precision(model, opened.train_tokens, resolved.run, group, device)
+        resolved = resolve(written, opened.inputs, replace(facts, precision=measured))
+    return Prepared(
+        resolved=resolved.with_choices({**choices, "memory.allocator": allocator}),
+        opened=opened,
+        model=model,
+        device=device,
+        group=group,
+    )
+
+
+def train(job: Prepared, interruption: Interruption, *, stream: TextIO) -> tuple[Summary, Path]:
+    """Train, keep everything in the run's folder, and report. Every rank must call it; only the first one writes.
+
+    Args:
+        job: what to train.
+        interruption: hears the signals that end the run.
+        stream: where progress is shown.
+
+    Returns:
+        The end report and the run's folder.
+
+    Raises:
+        UsageError: the folder or the data cannot be used.
+        RunStopped: the run was under way and cannot go on.
+    """
+    engine, choices = build_engine(job.model, job.resolved)
+    path = Path(job.run.run.folder)
+    if job.group.rank > 0:
+        return _train(job, engine, None, [], interruption), path
+    folder = RunFolder(path, job.resolved.with_choices(choices))
+    with folder.failures_noted():
+        listeners = [*folder.logs(tensorboard=job.run.run.tensorboard), progress(stream, planned_updates=job.planned)]
+        summary = _train(job, engine, folder, listeners, interruption)
+        folder.save_model("model", engine.module, job.opened.tokenizer)
+        folder.finish(summary, engine.choices)
+    return summary, path
+
+
+def _train(
+    job: Prepared, engine: Engine, folder: RunFolder | None, listeners: list[Listener], interruption: Interruption
+) -> Summary:
+    limits = Limits(job.run.limits, job.planned, job.run.batch.global_ * (job.run.data.sequence_length - 1))
+    book = Book(listeners, limits=limits, device=job.device)
+    judge = Judge(
+        engine.module,
+        build_held_out(job.opened, job.run, job.group, engine),
+        every=job.run.evaluation.every_updates,
+        keep=_keeper(job, engine, folder),
+    )
+    stop = Stop(interruption, job.run.limits.minutes, job.group)
+    loader = build_loader(job.opened.train_tokens, job.run, job.group, job.device)
+    loop = Loop(
+        engine=engine,
+        loader=loader,
+        epochs=job.run.limits.epochs,
+        book=book,
+        judge=judge,
+        limits=limits,
+        stop=stop,
+    )
+    try:
+        because = loop.run()
+    finally:
+        book.close()
+    return _summary(job, engine, book, judge, because, interrupted=stop.signal is not None)
+
+
+def _keeper(job: Prepared, engine: Engine, folder: RunFolder | None) -> Callable[[], object] | None:
+    if folder is None or not job.run.evaluation.keep_best:
+        return None
+    return lambda: folder.save_model("best", engine.module, job.opened.tokenizer)
+
+
+def _summary(job: Prepared, engine: Engine, book: Book, judge: Judge, because: str, *, interrupted: bool) -> Summary:
+    judged_at_end = judge.last is not None and judge.last.update == book.updates
+    return Summary(
+        ending=Ending.INTERRUPTED if interrupted else Ending.FINISHED,
+        because=because,
+        planned_updates=job.planned,
+        applied_updates=book.applied,
+        skipped=engine.ledger.causes(),
+        tokens=book.tokens,
+        wall_s=book.elapsed_s,
+        rate=rate_of(book.rates),
+        final_nats_per_byte=judge.last.nats_per_byte if judge.last is not None and judged_at_end else None,
+        best_nats_per_byte=None if judge.best is None else judge.best.nats_per_byte,
+        best_update=None if judge.best is None else judge.best.update,
+        train_loss=book.last_loss,
+        unigram_nats_per_byte=job.opened.unigram_nats_per_byte,
+        peak_memory_bytes=memory_use(job.device).peak_allocated_bytes,
+    )

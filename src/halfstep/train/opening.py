@@ -1,0 +1,178 @@
+"""Opens what a configuration names (model configuration, tokenizer, text) and learns what resolving must know."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+import torch
+
+from halfstep.config.decisions import is_auto
+from halfstep.config.facts import DataFacts, Facts, MachineFacts, ModelFacts
+from halfstep.config.inputs import BYTES, Inputs, Tokenizers, resolve_inputs
+from halfstep.config.resolve import held_out_share
+from halfstep.config.schema import Written
+from halfstep.distributed import local_device, world
+from halfstep.errors import DataError, DeviceError, ModelError
+from halfstep.measure.memory import total_bytes
+from halfstep.train.corpus import (
+    Split,
+    Text,
+    Tokens,
+    byte_tokens,
+    read_files,
+    read_stdlib,
+    split,
+    split_off,
+    tokens_of,
+    unigram_entropy,
+)
+from halfstep.train.models import config_of_architecture, config_of_folder, has_tokenizer, load_tokenizer, model_facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """What was opened.
+
+    Attributes:
+        inputs: what was asked for.
+        model_config: the transformers configuration of the model.
+        tokenizer: the tokenizer; `None` where tokens are bytes.
+        train_tokens: the text to train on.
+        held_out_tokens: the text held out.
+        unigram_nats_per_byte: entropy of the held-out text's bytes; `None` where nothing is held out.
+        model: size of the model.
+        data: size of the text.
+    """
+
+    inputs: Inputs
+    model_config: Any
+    tokenizer: Any | None
+    train_tokens: Tokens
+    held_out_tokens: Tokens
+    unigram_nats_per_byte: float | None
+    model: ModelFacts
+    data: DataFacts
+
+
+def open_inputs(written: Written) -> Opened:
+    """Open what the configuration names.
+
+    Raises:
+        UsageError: something is missing, empty, or does not fit.
+    """
+    tokenizer_in = cache(load_tokenizer)
+    inputs = resolve_inputs(written, Tokenizers(exists=has_tokenizer, size=lambda folder: len(tokenizer_in(folder))))
+    tokenizer = None if inputs.tokenizer == BYTES else tokenizer_in(inputs.tokenizer)
+    model_config = _model_config(inputs)
+    model = model_facts(model_config)
+    _check_vocabulary(inputs, tokenizer, model)
+    divided, text_bytes = _divide(inputs, written)
+    train_tokens = _tokens(divided.train, tokenizer)
+    held_out_tokens = _tokens(divided.held_out, tokenizer)
+    if len(train_tokens) < 2:
+        raise DataError(f"The text to train on is {len(train_tokens)} tokens long: it takes at least 2.")
+    return Opened(
+        inputs=inputs,
+        model_config=model_config,
+        tokenizer=tokenizer,
+        train_tokens=train_tokens,
+        held_out_tokens=held_out_tokens,
+        unigram_nats_per_byte=unigram_entropy(divided.held_out),
+        model=model,
+        data=DataFacts(
+            text_bytes=text_bytes,
+            train_tokens=len(train_tokens),
+            train_files=len(divided.train),
+            evaluation_tokens=len(held_out_tokens),
+            evaluation_bytes=sum(len(text.content) for text in divided.held_out),
+            held_out=divided.how,
+        ),
+    )
+
+
+def facts_of(opened: Opened, written: Written, device: torch.device, started: datetime) -> Facts:
+    """All that resolving needs to know, for a run on `device`."""
+    ranks = world().size if world().size > 1 or is_auto(written.processes) else int(written.processes or 1)
+    return Facts(machine=_machine(device, ranks), model=opened.model, data=opened.data, started=started)
+
+
+def device_of(written: Written) -> torch.device:
+    """The device of this rank: the one that was asked for, else the one that torch finds.
+
+    Raises:
+        DeviceError: there is no such device here.
+    """
+    asked = written.device
+    if asked is None or asked == "auto":
+        return local_device()
+    found = local_device()
+    try:
+        device = torch.device(asked)
+    except RuntimeError:
+        raise DeviceError(f'`device = "{asked}"` is not a device of torch. This machine has "{found.type}".') from None
+    if device.type not in ("cpu", found.type):
+        raise DeviceError(f'`device = "{asked}"` is not on this machine, which has "{found.type}".')
+    if device.type != "cpu" and ":" not in asked:
+        return found
+    if device.type not in ("cpu", "mps") and (device.index or 0) >= torch.accelerator.device_count():
+        count = torch.accelerator.device_count()
+        raise DeviceError(f'`device = "{asked}"` is not on this machine, which has {count} of them, numbered from 0.')
+    return device
+
+
+def _model_config(inputs: Inputs) -> Any:
+    if inputs.path is not None:
+        return config_of_folder(inputs.path)
+    assert inputs.architecture is not None
+    assert inputs.config is not None
+    config = config_of_architecture(inputs.architecture, inputs.config)
+    if inputs.tokenizer == BYTES:
+        # The architecture's special tokens are places in a vocabulary of its own; here they would be ordinary bytes.
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            if name not in inputs.config:
+                setattr(config, name, None)
+    return config
+
+
+def _check_vocabulary(inputs: Inputs, tokenizer: Any | None, model: ModelFacts) -> None:
+    size = 256 if tokenizer is None else len(tokenizer)
+    if size > model.vocabulary:
+        whose = "Bytes are" if tokenizer is None else f"The tokenizer in {inputs.tokenizer} knows"
+        raise ModelError(f"{whose} {size:,} tokens, and the model knows {model.vocabulary:,}. They do not fit.")
+
+
+def _divide(inputs: Inputs, written: Written) -> tuple[Split, int]:
+    texts = read_stdlib() if inputs.files is None else read_files(inputs.files, key="data.files")
+    text_bytes = _size(texts)
+    if inputs.evaluation_files is not None:
+        return split_off(texts, read_files(inputs.evaluation_files, key="evaluation.files")), text_bytes
+    return split(texts, held_out_share(written.evaluation, text_bytes).value), text_bytes
+
+
+def _size(texts: list[Text]) -> int:
+    return sum(len(text.content) for text in texts)
+
+
+def _tokens(texts: tuple[Text, ...], tokenizer: Any | None) -> Tokens:
+    if tokenizer is None:
+        return byte_tokens(texts)
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
+
+    return tokens_of(texts, encode, tokenizer.eos_token_id)
+
+
+def _machine(device: torch.device, ranks: int) -> MachineFacts:
+    return MachineFacts(
+        device=device.type,
+        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or device.type,
+        cores=torch.get_num_threads(),
+        memory_bytes=total_bytes(device),
+        world_size=ranks,
+    )
