@@ -33,6 +33,7 @@ from halfstep.config.run import Resolved, choices_to_dict
 from halfstep.errors import ConfigError, UsageError
 from halfstep.train.disk import folder_beside, write_text, writing
 from halfstep.train.log import JsonLines, LedgerFile, TensorBoard
+from halfstep.train.models import quiet
 from halfstep.train.record import Listener
 from halfstep.train.summary import Summary
 
@@ -138,7 +139,8 @@ def _save(model: nn.Module, folder: Path) -> None:
     from safetensors import SafetensorError
 
     try:
-        model.save_pretrained(str(folder))  # type: ignore[operator]  # every model that is trained here has it
+        with quiet():
+            model.save_pretrained(str(folder))  # type: ignore[operator]  # every model that is trained here has it
     except SafetensorError as error:
         raise OSError(_error_number(str(error)), str(error)) from error
 

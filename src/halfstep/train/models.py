@@ -5,7 +5,8 @@ Nothing here asks a network: a model that is not on this machine is refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -103,14 +104,15 @@ def load_model(folder: str, config: Any, attention: str) -> tuple[nn.Module, Cho
         ModelError: the weights cannot be read.
     """
     try:
-        model, report = _transformers().AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=torch.float32,
-            attn_implementation=attention,
-            local_files_only=True,
-            output_loading_info=True,
-        )
+        with quiet():
+            model, report = _transformers().AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=torch.float32,
+                attn_implementation=attention,
+                local_files_only=True,
+                output_loading_info=True,
+            )
     except Exception as error:  # readers of weight files raise whatever they like, safetensors its own bare class
         raise ModelError(f"`model.path`: the weights in {folder} cannot be loaded: {_first_line(error)}") from error
     missing = sorted(report["missing_keys"])
@@ -147,6 +149,19 @@ def load_tokenizer(folder: str) -> Any:
         return _transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # tokenizers raises bare exceptions of its own
         raise ModelError(f"`data.tokenizer`: that of {folder} cannot be loaded: {_first_line(error)}") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """transformers without bars of its own, which would cross ours."""
+    logging = _transformers().utils.logging
+    was_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            logging.enable_progress_bar()
 
 
 def _transformers() -> Any:

@@ -78,7 +78,8 @@ def test_an_unknown_key_is_named_with_the_one_that_was_meant(setting: str, sente
         ("precision=fp8", '`precision = "fp8"` is not right: it must be "auto", "fp32", "fp16", "bf16" or "bf16-pure".'),
         (
             "optimizer.betas=[0.9, 1.0]",
-            '`optimizer.betas = [0.9, 1.0]` is not right: it must be two numbers of at least 0 and below 1, as [0.9, 0.95], or "auto".',
+            "`optimizer.betas = [0.9, 1.0]` is not right: it must be two numbers of at least 0 and below 1, "
+            'as [0.9, 0.95], or "auto".',
         ),
         ("data.files=[1]", "`data.files = [1]` is not right: it must be a path or pattern of text files, or a list of them."),
         ("limits.minutes=-1", "`limits.minutes = -1` is not right: it must be a number of minutes above 0."),

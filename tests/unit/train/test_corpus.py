@@ -1,0 +1,152 @@
+"""Text from files and from the standard library, and how it is divided."""
+
+from __future__ import annotations
+
+import math
+import sysconfig
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halfstep.errors import DataError
+from halfstep.train.corpus import (
+    Text,
+    byte_tokens,
+    read_files,
+    read_stdlib,
+    split,
+    split_off,
+    tokens_of,
+    unigram_entropy,
+)
+
+
+def fault(*patterns: str) -> str:
+    with pytest.raises(DataError) as error:
+        read_files(patterns, key="data.files")
+    return str(error.value)
+
+
+def texts(**contents: str) -> list[Text]:
+    return [Text(name=name, content=content.encode()) for name, content in contents.items()]
+
+
+def test_the_standard_library_is_read_in_the_same_order_every_time() -> None:
+    assert read_stdlib(300_000) == read_stdlib(300_000)
+
+
+def test_the_standard_library_comes_without_tests_and_within_its_size() -> None:
+    read = read_stdlib(1_000_000)
+    assert sum(len(text.content) for text in read) <= 1_000_000
+    assert not any({"test", "tests", "site-packages"} & set(Path(text.name).parts) for text in read)
+    first = read[0]
+    assert (Path(sysconfig.get_path("stdlib")) / first.name).read_bytes() == first.content
+
+
+def test_files_come_in_the_order_of_the_patterns_and_each_once(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.txt", "c.md"):
+        (tmp_path / name).write_text(name)
+    read = read_files([f"{tmp_path}/c.md", f"{tmp_path}/*.txt", f"{tmp_path}/a.txt"], key="data.files")
+    assert [text.content for text in read] == [b"c.md", b"a.txt", b"b.txt"]
+
+
+def test_empty_files_that_a_pattern_matches_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("")
+    (tmp_path / "b.txt").write_text("text")
+    assert [text.content for text in read_files([f"{tmp_path}/*"], key="data.files")] == [b"text"]
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    assert fault(f"{tmp_path}/no.txt") == f"`data.files`: {tmp_path}/no.txt does not exist."
+
+
+def test_an_empty_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("")
+    assert fault(f"{tmp_path}/a.txt") == f"`data.files`: {tmp_path}/a.txt is empty."
+    assert fault(f"{tmp_path}/*.txt") == f'`data.files`: only empty files match "{tmp_path}/*.txt".'
+
+
+def test_a_pattern_that_matches_nothing_is_named(tmp_path: Path) -> None:
+    assert fault(f"{tmp_path}/*.txt") == f'`data.files`: no file matches "{tmp_path}/*.txt".'
+
+
+def test_a_folder_is_answered_with_a_pattern(tmp_path: Path) -> None:
+    assert fault(str(tmp_path)) == f'`data.files`: {tmp_path} is a folder. Use a pattern, as "{tmp_path}/**/*.txt".'
+
+
+def test_whole_files_are_held_out_where_there_are_many() -> None:
+    many = [Text(name=f"{number}.txt", content=b"x" * 100) for number in range(50)]
+    divided = split(many, 0.1)
+    assert {text.name for text in divided.train} & {text.name for text in divided.held_out} == set()
+    assert len(divided.held_out) == 5
+    assert divided.how == "5 of 50 files, 10.0% of the text"
+
+
+def test_another_file_does_not_change_which_of_the_others_are_chosen_first() -> None:
+    many = [Text(name=f"{number}.txt", content=b"x" * 100) for number in range(50)]
+    chosen = {text.name for text in split(many, 0.1).held_out}
+    more = {text.name for text in split([*many, Text(name="more.txt", content=b"x" * 100)], 0.1).held_out}
+    assert len(chosen & more) >= 4
+
+
+def test_a_single_file_gives_its_last_lines() -> None:
+    divided = split(texts(a="one\ntwo\nthree\nfour\n"), 0.3)
+    assert [text.content for text in divided.held_out] == [b"three\nfour\n"]
+    assert [text.content for text in divided.train] == [b"one\ntwo\n"]
+    assert divided.how == "the last 11 bytes of a, because whole files would be too much"
+
+
+@given(st.text(min_size=1, max_size=60), st.floats(0.01, 0.9))
+def test_dividing_one_file_loses_nothing_and_cuts_no_character(content: str, share: float) -> None:
+    divided = split(texts(a=content), share)
+    parts = [*divided.train, *divided.held_out]
+    assert b"".join(part.content for part in parts) == content.encode()
+    for part in parts:
+        part.content.decode()
+
+
+def test_files_that_are_held_out_by_name_are_not_trained_on(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(name)
+    both = read_files([f"{tmp_path}/*.txt"], key="data.files")
+    divided = split_off(both, read_files([f"{tmp_path}/b.txt"], key="evaluation.files"))
+    assert [text.content for text in divided.train] == [b"a.txt"]
+    assert [text.content for text in divided.held_out] == [b"b.txt"]
+
+
+def test_holding_out_everything_is_refused() -> None:
+    with pytest.raises(DataError) as error:
+        split_off(texts(a="text"), texts(a="text"))
+    assert str(error.value) == ("Every file of `data.files` is also in `evaluation.files`: nothing is left to train on.")
+
+
+@given(st.binary(min_size=1, max_size=200))
+def test_the_unigram_entropy_is_that_of_the_definition(content: bytes) -> None:
+    shares = [count / len(content) for count in Counter(content).values()]
+    expected = -sum(share * math.log(share) for share in shares)
+    assert unigram_entropy([Text(name="a", content=content)]) == pytest.approx(expected, abs=1e-12)
+
+
+def test_no_text_has_no_entropy() -> None:
+    assert unigram_entropy([]) is None
+
+
+def test_bytes_are_tokens_one_behind_the_other() -> None:
+    assert byte_tokens(texts(a="ab", b="c")).tolist() == [97, 98, 99]
+    assert byte_tokens([]).dtype == np.uint8
+
+
+def test_a_document_ends_with_the_tokenizers_end() -> None:
+    assert tokens_of(texts(a="ab", b="c"), lambda text: [ord(c) for c in text], end=0).tolist() == [97, 98, 0, 99, 0]
+
+
+def test_a_text_that_is_not_utf8_is_named_for_a_tokenizer() -> None:
+    with pytest.raises(DataError) as error:
+        tokens_of([Text(name="a.txt", content=b"ab\xff")], list, end=None)
+    assert str(error.value) == (
+        'a.txt is not UTF-8: byte 2 does not belong there. Convert the file, or use `data.tokenizer = "bytes"`.'
+    )
