@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from halfstep.cli.main import EXIT_CANNOT_RUN
 from halfstep.config.toml import toml_value
+from halfstep.errors import HalfstepError
 
 if TYPE_CHECKING:
     from halfstep.config.schema import Written
+    from halfstep.train.interruption import Interruption
+
+SECONDS_FOR_RANK_0 = 10.0
 
 EXAMPLES = """
 examples:
@@ -70,11 +77,25 @@ def _train(written: Written) -> int:
     from halfstep.train.interruption import interruptible
     from halfstep.train.job import prepare, train
 
-    with interruptible() as interruption:
+    with interruptible() as interruption, _said_once(interruption, world().rank):
         summary, folder = train(prepare(written, started=datetime.now()), interruption, stream=sys.stderr)
     if world().is_first:
         print(f"{summary.to_text()}\n{'kept in':<12}{folder}")
     return 0 if interruption.signal is None else 128 + interruption.signal
+
+
+@contextmanager
+def _said_once(interruption: Interruption, rank: int) -> Iterator[None]:
+    """Leave an error that all ranks have to rank 0 to say.
+
+    Another rank waits to be ended, as the launcher does when rank 0 has failed. If nobody ends it, the error is its own.
+    """
+    try:
+        yield
+    except HalfstepError as error:
+        if rank > 0 and interruption.comes_within(SECONDS_FOR_RANK_0):
+            raise SystemExit(EXIT_CANNOT_RUN) from None
+        raise type(error)(f"rank {rank}: {error}") if rank > 0 else error from None
 
 
 def _launch(args: argparse.Namespace, written: Written) -> int:

@@ -17,6 +17,7 @@ from halfstep.config.options import OptimizerName, Precision, SchedulerName, Tai
 from halfstep.config.run import OptimizerRun, Resolved, Run, SchedulerRun
 from halfstep.distributed import Group
 from halfstep.engine import Engine
+from halfstep.precision.select import select_precision
 from halfstep.train.corpus import Tokens
 from halfstep.train.evaluate import HeldOut
 from halfstep.train.loss import causal_lm_loss
@@ -47,11 +48,9 @@ def measure_precision(model: nn.Module, tokens: Tokens, run: Run, group: Group, 
 
     Every rank must call it.
     """
-    from halfstep.precision.select import select_precision
-
     micro_batch = Windows(tokens, run.data.sequence_length).__getitems__(range(run.batch.micro))
     on_device = {key: value.to(device) for key, value in micro_batch.items()}
-    return group.from_first(select_precision(model, causal_lm_loss, on_device, device))
+    return select_precision(model, causal_lm_loss, on_device, device, group_broadcast=group.from_first)
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[ParameterGroup]:

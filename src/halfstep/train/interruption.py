@@ -31,6 +31,13 @@ class Interruption:
         if self.signal is None:
             self.signal, self._heard = signal.Signals(number), now
 
+    def comes_within(self, seconds: float) -> bool:
+        """Wait so long for a signal, and say whether one came."""
+        ends = self._clock() + seconds
+        while self.signal is None and self._clock() < ends:
+            time.sleep(0.05)
+        return self.signal is not None
+
 
 @contextmanager
 def interruptible() -> Iterator[Interruption]:

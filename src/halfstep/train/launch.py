@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
+import uuid
 from collections.abc import Sequence
 
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import elastic_launch
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.run import config_from_args, get_args_parser
+
+SECONDS_TO_SAVE = 600
+"""How long ranks that were told to end may take for their update and their model; torchrun's own answer is 30."""
 
 
 def launch(command: Sequence[str], *, processes: int) -> int:
     """Run `python -m halfstep COMMAND` as so many ranks: what `torchrun --nproc-per-node N -m halfstep COMMAND` does.
+
+    The processor's cores are shared out among the ranks, unless OMP_NUM_THREADS says otherwise.
 
     Args:
         command: the words behind `halfstep`.
@@ -21,18 +28,31 @@ def launch(command: Sequence[str], *, processes: int) -> int:
     Returns:
         The exit code: that of the rank that failed first, 0 if none did.
     """
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    words = ["--standalone", f"--nproc-per-node={processes}", "-m", "halfstep", *command]
-    config, entrypoint, arguments = config_from_args(get_args_parser().parse_args(words))
+    logging.disable(logging.CRITICAL)  # this process does nothing else, and the ranks speak for themselves
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    config, entrypoint, arguments = config_from_args(get_args_parser().parse_args(_words(command, processes)))
+    _give_time_to_save(config)
     try:
         elastic_launch(config=config, entrypoint=entrypoint)(*arguments)
     except ChildFailedError as error:
         return _exit_code(error)
     except SignalException as error:
-        return 128 + error.sigval
+        return 128 + int(error.sigval)
     return 0
 
 
+def _words(command: Sequence[str], processes: int) -> list[str]:
+    """What torchrun's `--standalone` stands for: a rendezvous of its own on a free port."""
+    rendezvous = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--rdzv-id={uuid.uuid4()}"]
+    return [*rendezvous, f"--nproc-per-node={processes}", "-m", "halfstep", *command]
+
+
+def _give_time_to_save(config: LaunchConfig) -> None:
+    if hasattr(config, "shutdown_timeout"):  # of newer torch
+        config.shutdown_timeout = SECONDS_TO_SAVE
+
+
 def _exit_code(error: ChildFailedError) -> int:
+    """That of the rank that failed first; as a shell says it where a signal ended the rank."""
     first = min(error.failures.values(), key=lambda failure: failure.timestamp)
     return first.exitcode if first.exitcode > 0 else 128 - first.exitcode

@@ -43,8 +43,8 @@ def config_of_architecture(name: str, keys: Mapping[str, Any]) -> Any:
     _check_keys(name, keys, transformers.AutoConfig.for_model(name))
     try:
         return transformers.AutoConfig.for_model(name, **keys)
-    except (TypeError, ValueError) as error:
-        raise ModelError(f'`model.config` does not fit "{name}": {_first_line(error)}') from None
+    except Exception as error:  # its checks raise classes of their own
+        raise ModelError(f'`model.config` does not fit "{name}": {_root_cause(error)}') from error
 
 
 def _check_keys(name: str, keys: Mapping[str, Any], defaults: Any) -> None:
@@ -75,8 +75,8 @@ def config_of_folder(folder: str) -> Any:
     transformers = _transformers()
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"`model.path`: the config.json of {folder} cannot be used: {_first_line(error)}") from None
+    except Exception as error:  # its checks raise classes of their own
+        raise ModelError(f"`model.path`: the config.json of {folder} cannot be used: {_root_cause(error)}") from error
     if config.model_type not in transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ModelError(f"`model.path`: {folder} holds a {config.model_type} model, which is no causal language model.")
     return config
@@ -92,8 +92,8 @@ def new_model(config: Any, attention: str = "eager") -> nn.Module:
         model: nn.Module = _transformers().AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, attn_implementation=attention
         )
-    except (TypeError, ValueError, RuntimeError, ZeroDivisionError) as error:
-        raise ModelError(f"`model.config`: no {config.model_type} can be built from it: {_first_line(error)}") from None
+    except Exception as error:  # whatever its modules raise for numbers that do not fit together
+        raise ModelError(f"`model.config`: no {config.model_type} can be built from it: {_root_cause(error)}") from error
     return model
 
 
@@ -114,7 +114,7 @@ def load_model(folder: str, config: Any, attention: str) -> tuple[nn.Module, Cho
                 output_loading_info=True,
             )
     except Exception as error:  # readers of weight files raise whatever they like, safetensors its own bare class
-        raise ModelError(f"`model.path`: the weights in {folder} cannot be loaded: {_first_line(error)}") from error
+        raise ModelError(f"`model.path`: the weights in {folder} cannot be loaded: {_root_cause(error)}") from error
     missing = sorted(report["missing_keys"])
     if missing:
         names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
@@ -123,8 +123,14 @@ def load_model(folder: str, config: Any, attention: str) -> tuple[nn.Module, Cho
 
 
 def model_facts(config: Any) -> ModelFacts:
-    """What the configuration says about size; the parameters are counted on a model without memory."""
+    """What the configuration says about size; the parameters are counted on a model without memory.
+
+    Raises:
+        ModelError: no model can be built from it.
+    """
     text = config.get_text_config()
+    if text.num_hidden_layers < 1:
+        raise ModelError(f"The configuration of the {config.model_type} asks for {text.num_hidden_layers} layers: it takes 1.")
     with torch.device("meta"):
         model = new_model(config)
     return ModelFacts(
@@ -148,7 +154,7 @@ def load_tokenizer(folder: str) -> Any:
     try:
         return _transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # tokenizers raises bare exceptions of its own
-        raise ModelError(f"`data.tokenizer`: that of {folder} cannot be loaded: {_first_line(error)}") from error
+        raise ModelError(f"`data.tokenizer`: that of {folder} cannot be loaded: {_root_cause(error)}") from error
 
 
 @contextmanager
@@ -172,5 +178,8 @@ def _transformers() -> Any:
     return transformers
 
 
-def _first_line(error: Exception) -> str:
+def _root_cause(error: BaseException) -> str:
+    """The first line of what went wrong first."""
+    while error.__cause__ is not None:
+        error = error.__cause__
     return str(error).strip().partition("\n")[0]

@@ -120,11 +120,12 @@ def update_text(record: UpdateRecord) -> str:
 
 
 def time_left_text(record: UpdateRecord) -> str:
-    """Minutes and seconds until the end, if it goes on as it went."""
+    """Hours, minutes and seconds until the end, if it goes on as it went."""
     if record.done <= 0:
         return "unknown time"
     minutes, seconds = divmod(round(record.elapsed_s * (1 - record.done) / record.done), 60)
-    return f"{minutes}:{seconds:02}"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def evaluation_text(record: EvaluationRecord) -> str:

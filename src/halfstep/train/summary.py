@@ -109,7 +109,7 @@ class Summary:
     def _loss_text(self) -> str:
         if self.best_nats_per_byte is None:
             last = "unknown" if self.train_loss is None else f"{self.train_loss:.3f} nats a token in the last update"
-            return f"{last}; nothing was held out"
+            return f"{last}; no held-out text was looked at"
         final = "not judged at the end" if self.final_nats_per_byte is None else f"{self.final_nats_per_byte:.3f}"
         best = f"best {self.best_nats_per_byte:.3f} after update {self.best_update:,}"
         text = f"{final} nats a byte of held-out text, {best}"
