@@ -55,12 +55,9 @@ class Group:
 
     def __init__(self, place: World, control: Any = None) -> None:
         self.rank, self.size = place.rank, place.size
-        self._control = control
-
-    @property
-    def alone(self) -> bool:
+        self.alone = place.size == 1
         """Whether there is no other rank."""
-        return self.size == 1
+        self._control = control
 
     def start_sum(self, tensor: torch.Tensor) -> Pending:
         """Start to sum `tensor` over the ranks, in place, on the device's own backend."""
@@ -79,6 +76,8 @@ class Group:
 
     def max(self, *values: float) -> list[float]:
         """The largest of each value over the ranks."""
+        if self.alone:
+            return list(values)
         return [float(value) for value in self.start_max(values).wait().tolist()]
 
     def mean(self, total: float, weight: float) -> float:

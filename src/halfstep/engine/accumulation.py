@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
@@ -23,6 +22,8 @@ from halfstep.errors import DeviceError
 
 PROBING_WINDOWS = 2
 """On several ranks the first windows reduce gradients late, so that ranks can agree to halve before any reduction begins."""
+
+_Kept = list[tuple[Any, bool]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,7 @@ class Accumulation:
 
     def __init__(self, model: nn.Module, loss: LossFunction | None, group: Group, device: torch.device, *, halve: bool) -> None:
         self._model, self._loss, self._group, self._device = model, loss, group, device
+        self._moves = device.type != "cpu"
         self._halve = halve
         self._windows_done = 0
         self.parts = 1
@@ -77,66 +79,66 @@ class Accumulation:
         Raises:
             DeviceError: memory ran out and nothing smaller can be tried.
         """
-        kept: list[tuple[Any, bool]] = []
+        kept: _Kept = []
         probing = self._halve and not self._group.alone and self._windows_done < PROBING_WINDOWS
         averaged = everyone and not probing and not self._group.alone
-        micro_batches: Feed = _keeping(feed, kept)
         while True:
             window = new_window()
-            if not self._ran_out(window, micro_batches, averaged=averaged, probing=probing):
+            if not self._ran_out(window, feed, kept, averaged=averaged, probing=probing):
                 break
             clear()
             self.parts = next_parts([batch for batch, _ in kept], self.parts)
-            micro_batches = chain(list(kept), _keeping(feed, kept))
+            feed, kept = iter(kept), []
         self._windows_done += 1
         return Accumulated(window=window, batches=[batch for batch, _ in kept], averaged=averaged)
 
-    def _ran_out(self, window: Window, micro_batches: Feed, *, averaged: bool, probing: bool) -> bool:
-        """Whether memory ran out on any rank that takes part in the decision."""
-        ran_out = self._attempt(window, micro_batches, averaged=averaged)
-        if ran_out and not self._may_halve(probing):
-            raise DeviceError(self._out_of_memory())
+    def _ran_out(self, window: Window, feed: Feed, kept: _Kept, *, averaged: bool, probing: bool) -> bool:
+        """Whether memory ran out on any rank that takes part in the decision; `kept` then holds the whole feed."""
+        ran_out = self._attempt(window, feed, kept, averaged=averaged)
+        if ran_out:
+            if not (self._halve and (probing or self._group.alone)):
+                raise DeviceError(self._out_of_memory())
+            kept.extend(feed)
+            _give_memory_back(self._device)
         window.start_sums()
         return self._group.max(float(ran_out))[0] > 0 if probing else ran_out
 
-    def _attempt(self, window: Window, micro_batches: Feed, *, averaged: bool) -> bool:
+    def _attempt(self, window: Window, feed: Feed, kept: _Kept, *, averaged: bool) -> bool:
+        """Compute what the feed gives; whether memory ran out on the way."""
         try:
-            with window.open():
-                for batch, last in micro_batches:
-                    self._micro_batch(window, batch, last=last, averaged=averaged)
+            with window:
+                for item in feed:
+                    kept.append(item)
+                    self._micro_batch(window, *item, averaged=averaged)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            if not self._halve:
-                raise DeviceError(self._out_of_memory()) from error
-        else:
-            return False
-        for _ in micro_batches:
-            pass
-        _give_memory_back(self._device)
-        return True
+            return True
+        return False
 
-    def _micro_batch(self, window: Window, batch: Any, *, last: bool, averaged: bool) -> None:
-        loss = self._loss
-        assert loss is not None
+    def _micro_batch(self, window: Window, batch: Any, last: bool, *, averaged: bool) -> None:
         window.samples += num_samples(batch)
+        if self.parts == 1 and self._group.alone:
+            self._pass(window, batch, 1.0, final=last)  # the common case, kept short: small models feel every call
+            return
         parts = parts_of(batch, self.parts)
         for number, (part, share) in enumerate(parts, 1):
             final = last and number == len(parts)
-            with self._sync(final and averaged):
-                with window.forward():
-                    result = loss(self._model, to_device(part, self._device))
-                total, weight = sum_and_weight(result, share)
-                window.add(total, weight)
-                if final:
-                    window.start_sums()
-                window.run_backward(total)
+            with nullcontext() if final and averaged else without_sync(self._model):
+                self._pass(window, part, share, final=final)
 
-    def _sync(self, wanted: bool) -> AbstractContextManager[None]:
-        return nullcontext() if wanted or self._group.alone else without_sync(self._model)
-
-    def _may_halve(self, probing: bool) -> bool:
-        return self._halve and (probing or self._group.alone)
+    def _pass(self, window: Window, part: Any, share: float, *, final: bool) -> None:
+        """One forward and its backward."""
+        assert self._loss is not None
+        if self._moves:
+            part = to_device(part, self._device)
+        with window.forward():
+            result = self._loss(self._model, part)
+        total, weight = sum_and_weight(result, share)
+        window.add(total, weight)
+        if final:
+            window.start_sums()
+        window.run_backward(total)
 
     def _out_of_memory(self) -> str:
         if self._group.alone or not self._halve:
@@ -145,12 +147,6 @@ class Accumulation:
             f"Out of memory on rank {self._group.rank} after the first {PROBING_WINDOWS} updates, when ranks can no longer agree "
             "to halve. Use smaller micro-batches, or put the longest samples first so that the first updates find the size."
         )
-
-
-def _keeping(feed: Feed, kept: list[tuple[Any, bool]]) -> Iterator[tuple[Any, bool]]:
-    for item in feed:
-        kept.append(item)
-        yield item
 
 
 def _give_memory_back(device: torch.device) -> None:

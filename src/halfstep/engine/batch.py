@@ -51,16 +51,15 @@ def tensors(batch: Any, path: str = "batch") -> Iterator[tuple[str, torch.Tensor
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch on `device`; copies from pinned memory do not wait."""
-    if device.type == "cpu":
-        return batch
     return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def num_samples(batch: Any) -> int:
     """Length of the first dimension of the first tensor that has one; 1 where there is none."""
-    if isinstance(batch, (tuple, list)) and batch and isinstance(batch[0], torch.Tensor) and batch[0].dim():
-        return int(batch[0].shape[0])
-    return next((int(tensor.shape[0]) for _, tensor in tensors(batch) if tensor.dim()), 1)
+    first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+    if isinstance(first, torch.Tensor) and first.dim():
+        return len(first)
+    return next((len(tensor) for _, tensor in tensors(batch) if tensor.dim()), 1)
 
 
 def split(batch: Any, parts: int) -> list[Any]:

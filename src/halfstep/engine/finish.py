@@ -155,16 +155,26 @@ def norm_on_host(gradients: list[torch.Tensor]) -> float:
 
     Read from last to first, so that the first gradients, which the step wants first, are the ones still in the cache.
     """
-    large = [g for g in reversed(gradients) if g.numel() >= DOT_NUMEL and g.dtype == torch.float32 and g.is_contiguous()]
-    squares = [torch.dot(g.view(-1), g.view(-1)).item() for g in large]
-    if len(large) < len(gradients):
-        held = {id(g) for g in large}
-        squares += [norm.item() ** 2 for norm in torch._foreach_norm([g for g in gradients if id(g) not in held])]
-    return math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.nan if not squares else _worst(squares)
+    large = [g for g in reversed(gradients) if _is_large(g)]
+    squares = [torch.dot(flat, flat).item() for flat in (g.view(-1) for g in large)]
+    small = [g for g in gradients if not _is_large(g)] if large else gradients
+    squares += [norm * norm for norm in _host_norms(small)]
+    total = math.fsum(squares) if math.isfinite(sum(squares)) else sum(squares)
+    return math.sqrt(total)
 
 
-def _worst(squares: list[float]) -> float:
-    return math.nan if any(map(math.isnan, squares)) else math.inf
+def _is_large(gradient: torch.Tensor) -> bool:
+    return gradient.numel() >= DOT_NUMEL and gradient.dtype == torch.float32 and gradient.is_contiguous()
+
+
+def _host_norms(gradients: list[torch.Tensor]) -> list[float]:
+    if not gradients:
+        return []
+    norms = torch._foreach_norm(gradients)
+    if any(norm.dtype != norms[0].dtype for norm in norms):
+        return [norm.item() for norm in norms]
+    found: list[float] = torch.stack(norms).tolist()
+    return found
 
 
 def norm_on_device(gradients: list[torch.Tensor], device: torch.device) -> torch.Tensor:

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 
 class Cause(str, Enum):
@@ -60,6 +60,18 @@ class Entry:
         return {**asdict(self), "cause": self.cause.value if self.cause else None}
 
 
+class Settled(Protocol):
+    """An update of which it is known whether it was applied."""
+
+    @property
+    def applied(self) -> bool:
+        """Whether the parameters moved."""
+
+    @property
+    def entry(self) -> Entry:
+        """The update as plain numbers."""
+
+
 class Ledger:
     """Applied and skipped updates: counts of all, entries of the last ones and of every skip.
 
@@ -68,7 +80,7 @@ class Ledger:
     """
 
     def __init__(self, keep: int = 10_000) -> None:
-        self._last: deque[Entry] = deque(maxlen=keep)
+        self._last: deque[Settled] = deque(maxlen=keep)
         self.skips: list[Entry] = []
         """Every skipped update."""
         self.applied = 0
@@ -76,14 +88,14 @@ class Ledger:
         self.skipped_in_a_row = 0
         """Number of skipped updates since the last applied one."""
 
-    def record(self, entry: Entry) -> None:
+    def record(self, update: Settled) -> None:
         """Add a settled update."""
-        self._last.append(entry)
-        if entry.applied:
+        self._last.append(update)
+        if update.applied:
             self.applied += 1
             self.skipped_in_a_row = 0
         else:
-            self.skips.append(entry)
+            self.skips.append(update.entry)
             self.skipped_in_a_row += 1
 
     def causes(self) -> dict[str, int]:
@@ -104,7 +116,7 @@ class Ledger:
         self.skips = [Entry(**{**skip, "cause": Cause(skip["cause"])}) for skip in state["skips"]]
 
     def __iter__(self) -> Iterator[Entry]:
-        return iter(self._last)
+        return (update.entry for update in self._last)
 
     def __len__(self) -> int:
         return self.applied + len(self.skips)

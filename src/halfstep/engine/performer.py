@@ -60,7 +60,7 @@ class Performer:
         self.finish.clear()
         window = self._new_window()
         try:
-            with window.open():
+            with window:
                 yield window
         except BaseException:
             self.finish.clear()

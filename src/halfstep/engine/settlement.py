@@ -53,9 +53,10 @@ class Flag:
 
     __slots__ = ("_arrived", "_value")
 
-    def __init__(self, value: bool | torch.Tensor) -> None:
-        self._value, self._arrived = value, None
-        if isinstance(value, torch.Tensor) and value.is_cuda:
+    def __init__(self, value: torch.Tensor) -> None:
+        self._value = value
+        self._arrived: torch.cuda.Event | None = None
+        if value.is_cuda:
             self._value = torch.empty((), pin_memory=True).copy_(value, non_blocking=True)
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._arrived.record()
@@ -107,10 +108,11 @@ class Settlement:
         self.counters.samples += window.samples
 
     def take(self, update: Update, outcome: Outcome, batches: Sequence[Any], scaler: LossScaler | None) -> None:
-        """Take over an update that was made; settle it at once where its flag is on the host."""
-        self._open = _Open(update=update, flag=Flag(outcome.skipped), batches=batches, scaler=scaler)
-        if not isinstance(outcome.skipped, torch.Tensor):
-            self.settle()
+        """Take over an update that was made; it is settled at once where its flag is on the host."""
+        if isinstance(outcome.skipped, torch.Tensor):
+            self._open = _Open(update=update, flag=Flag(outcome.skipped), batches=batches, scaler=scaler)
+        else:
+            self._conclude(update, outcome.skipped, batches, scaler)
 
     def settle(self) -> None:
         """Settle the open update, if there is one.
@@ -118,36 +120,38 @@ class Settlement:
         Raises:
             RunStopped: its skip was one too many.
         """
-        if self._open is None:
-            return
-        done, self._open = self._open, None
-        if done.flag.read():
-            self._skipped(done)
+        if self._open is not None:
+            done, self._open = self._open, None
+            self._conclude(done.update, done.flag.read(), done.batches, done.scaler)
+
+    def _conclude(self, update: Update, skipped: bool, batches: Sequence[Any], scaler: LossScaler | None) -> None:
+        if skipped:
+            self._skipped(update, batches, scaler)
         else:
-            self._applied(done.update)
+            self._applied(update)
 
     def _applied(self, update: Update) -> None:
-        self.ledger.record(update.settled(None, ""))
+        update.settled()
+        self.ledger.record(update)
         self.counters.weight += update.weight
         for scheduler in self.schedulers:
             scheduler.step()
         if self.ema is not None:
             self.ema.update_parameters(self.module)
 
-    def _skipped(self, done: _Open) -> None:
-        update = done.update
+    def _skipped(self, update: Update, batches: Sequence[Any], scaler: LossScaler | None) -> None:
         cause, detail = cause_of_skip(
             self.module,
-            done.batches,
+            batches,
             loss=update.loss,
             weight=update.weight,
-            scaled=done.scaler is not None,
+            scaled=scaler is not None,
             calibrating=self.ledger.applied == 0,
         )
-        entry = update.settled(cause, detail)
-        self.ledger.record(entry)
-        if self._is_one_too_many(cause, done.scaler):
-            raise self.stop(entry, done.batches, skipped_in_a_row=self.ledger.skipped_in_a_row)
+        update.settled(cause, detail)
+        self.ledger.record(update)
+        if self._is_one_too_many(cause, scaler):
+            raise self.stop(update.entry, batches, skipped_in_a_row=self.ledger.skipped_in_a_row)
 
     def _is_one_too_many(self, cause: Cause, scaler: LossScaler | None) -> bool:
         """The scale's floor judges what a lower scale may cure; the count judges everything else."""

@@ -21,7 +21,19 @@ class Update:
         lr: learning rate of the first parameter group in this update.
     """
 
-    __slots__ = ("_entry", "_grad_norm", "_loss", "_scale", "_settle", "_weight", "index", "lr", "micro_batches")
+    __slots__ = (
+        "_cause",
+        "_detail",
+        "_grad_norm",
+        "_is_settled",
+        "_loss",
+        "_scale",
+        "_settle",
+        "_weight",
+        "index",
+        "lr",
+        "micro_batches",
+    )
 
     def __init__(
         self,
@@ -38,7 +50,9 @@ class Update:
         self.index, self.micro_batches, self.lr = index, micro_batches, lr
         self._loss, self._grad_norm, self._scale, self._weight = loss, grad_norm, scale, weight
         self._settle = settle
-        self._entry: Entry | None = None
+        self._cause: Cause | None = None
+        self._detail = ""
+        self._is_settled = False
 
     @property
     def loss(self) -> float:
@@ -63,44 +77,43 @@ class Update:
     @property
     def applied(self) -> bool:
         """Whether the parameters moved."""
-        return self.entry.applied
+        return self.cause is None
 
     @property
     def cause(self) -> Cause | None:
         """Why the parameters did not move; None where they did."""
-        return self.entry.cause
+        if not self._is_settled:
+            self._settle()
+        return self._cause
 
     @property
     def skipped_because(self) -> str | None:
         """The cause in words, with the place where it was found; None where the update was applied."""
-        entry = self.entry
-        if entry.cause is None:
+        cause = self.cause
+        if cause is None:
             return None
-        return f"{entry.cause}: {entry.detail}" if entry.detail else str(entry.cause)
+        return f"{cause}: {self._detail}" if self._detail else str(cause)
 
     @property
     def entry(self) -> Entry:
-        """The update as the ledger holds it."""
-        if self._entry is None:
-            self._settle()
-        assert self._entry is not None
-        return self._entry
-
-    def settled(self, cause: Cause | None, detail: str) -> Entry:
-        """Called once by the engine, when it is known whether the parameters moved."""
-        self._entry = Entry(
+        """The update as plain numbers."""
+        cause = self.cause
+        return Entry(
             index=self.index,
             applied=cause is None,
             cause=cause,
-            detail=detail,
+            detail=self._detail,
             loss=self.loss,
             grad_norm=self.grad_norm,
             scale=self.scale,
             weight=self.weight,
             micro_batches=self.micro_batches,
         )
-        return self._entry
+
+    def settled(self, cause: Cause | None = None, detail: str = "") -> None:
+        """Called once by the engine, when it is known whether the parameters moved."""
+        self._cause, self._detail, self._is_settled = cause, detail, True
 
     def __repr__(self) -> str:
-        state = "not known yet" if self._entry is None else (self.skipped_because or "applied")
+        state = (self.skipped_because or "applied") if self._is_settled else "not known yet"
         return f"Update(index={self.index}, {state})"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -82,18 +82,16 @@ class Window:
         """Called by the engine when the window's update has been made."""
         self._update = update
 
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        """Around all forwards and backwards of the window; closed before the step."""
+    def __enter__(self) -> Window:
         self._autocast.open()
-        try:
-            yield
-        finally:
-            self._autocast.close()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._autocast.close()
 
     def forward(self) -> AbstractContextManager[None]:
         """Around a forward and its loss: autocast as the precision says."""
-        return self._autocast.forward()
+        return self._autocast
 
     def backward(self, loss: torch.Tensor, weight: Any = None, *, retain_graph: bool = False) -> None:
         """Add the gradients of one loss to the window.

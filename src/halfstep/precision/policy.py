@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -110,45 +110,45 @@ def allow_tf32(device: torch.device) -> dict[str, Choice[bool]]:
 class WindowAutocast:
     """Autocast that stays open over the forwards of one window, so that each weight is cast once a window.
 
-    Between forwards (in backward, in the user's own code) it is switched off without being left, which keeps its cache;
-    it is closed before the step, so no forward ever sees a weight cast before an update.
+    Used as a context around each forward and its loss. Between forwards (in backward, in the user's own code) autocast is
+    switched off without being left, which keeps its cache; it is closed before the step, so no forward ever sees a weight that
+    was cast before an update.
     """
 
-    __slots__ = ("_device_type", "_dtype", "_open", "_spans_window")
+    __slots__ = ("_cast", "_device_type", "_dtype", "_each", "_window")
 
     def __init__(self, policy: Policy) -> None:
-        self._device_type = policy.device_type
-        self._dtype = policy.autocast_dtype
-        self._spans_window = policy.autocast_dtype is not None and CAST_CACHE_SURVIVES_NO_GRAD
-        self._open: torch.autocast | None = None
+        self._device_type, self._dtype = policy.device_type, policy.autocast_dtype
+        self._cast = policy.autocast_dtype is not None
+        self._window: torch.autocast | None = None
+        self._each: torch.autocast | None = None
 
     def open(self) -> None:
         """Begin a window: autocast is entered and switched off until the first forward."""
-        if self._spans_window:
-            self._open = torch.autocast(self._device_type, self._dtype)
-            self._open.__enter__()  # type: ignore[no-untyped-call]
+        if self._cast and CAST_CACHE_SURVIVES_NO_GRAD:
+            self._window = torch.autocast(self._device_type, self._dtype)
+            self._window.__enter__()  # type: ignore[no-untyped-call]
             torch.set_autocast_enabled(self._device_type, False)
 
     def close(self) -> None:
         """End the window: autocast is left and its cache is dropped."""
-        if self._open is not None:
-            self._open.__exit__(None, None, None)
-            self._open = None
+        if self._window is not None:
+            self._window.__exit__(None, None, None)
+            self._window = None
 
-    @contextmanager
-    def forward(self) -> Iterator[None]:
-        """Around one forward and its loss."""
-        if self._dtype is None:
-            yield
-        elif self._open is None:
-            with torch.autocast(self._device_type, self._dtype):
-                yield
-        else:
+    def __enter__(self) -> None:
+        if self._window is not None:
             torch.set_autocast_enabled(self._device_type, True)
-            try:
-                yield
-            finally:
-                torch.set_autocast_enabled(self._device_type, False)
+        elif self._cast:
+            self._each = torch.autocast(self._device_type, self._dtype)
+            self._each.__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *raised: Any) -> None:
+        if self._window is not None:
+            torch.set_autocast_enabled(self._device_type, False)
+        elif self._each is not None:
+            self._each.__exit__(*raised)
+            self._each = None
 
 
 def largest_magnitude(parameters: Iterable[tuple[str, nn.Parameter]]) -> tuple[str, float]:
