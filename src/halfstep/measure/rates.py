@@ -86,19 +86,22 @@ def _set_products(settings: object, *, exact: bool) -> Iterator[None]:
 
 def _largest_side(device: torch.device, arithmetic: Arithmetic, budget_s: float) -> tuple[int, float]:
     """The side of the largest product that fits and takes a share of the budget, and the seconds it took."""
-    side, seconds = SMALLEST_SIDE, _first_seconds(device, arithmetic, SMALLEST_SIDE)
-    while seconds < budget_s * SHARE_OF_BUDGET and side < LARGEST_SIDE:
+    share_s = budget_s * SHARE_OF_BUDGET
+    side, seconds = SMALLEST_SIDE, _seconds_at(SMALLEST_SIDE, device, arithmetic, share_s)
+    while seconds < share_s and side < LARGEST_SIDE:
         try:
-            side, seconds = 2 * side, _first_seconds(device, arithmetic, 2 * side)
+            side, seconds = 2 * side, _seconds_at(2 * side, device, arithmetic, share_s)
         except torch.OutOfMemoryError:
             break
     return side, seconds
 
 
-def _first_seconds(device: torch.device, arithmetic: Arithmetic, side: int) -> float:
+def _seconds_at(side: int, device: torch.device, arithmetic: Arithmetic, share_s: float) -> float:
+    """Seconds of one product; too long is believed when it was seen three times, for one may have been interrupted."""
     product = _product(device, arithmetic, side)
     product()
-    return min(elapsed_s(product, device) for _ in range(2))
+    seconds = elapsed_s(product, device)
+    return seconds if seconds < share_s else min(seconds, elapsed_s(product, device), elapsed_s(product, device))
 
 
 def _product(device: torch.device, arithmetic: Arithmetic, side: int) -> Work:

@@ -113,7 +113,8 @@ def decide(trials: Mapping[Precision, Trial], *, num_products: int, tie: Precisi
             value=Precision.FP32,
             reason=f"the loss is {exact.losses[0]} in fp32 on the first micro-batch, which no other precision can be judged by",
         )
-    verdicts = {name: judge(trial, exact, num_products) for name, trial in trials.items() if name is not Precision.FP32}
+    others: list[Precision] = [name for name in trials if name is not Precision.FP32]
+    verdicts = {name: judge(trials[name], exact, num_products) for name in others}
     best = exact
     for name, verdict in verdicts.items():
         if verdict.value and _wins(trials[name], best, tie=tie):
@@ -241,16 +242,17 @@ def _took(trial: Trial) -> str:
     return f"{trial.precision} forward and backward takes {summarize(trial.seconds, 's')}"
 
 
-def _compared(trial: Trial, exact: Trial) -> str:
+def _compared(trial: Trial, exact: Trial, *, exact_took: str = "") -> str:
     speedup = _speedup(exact, trial)
     interval = f" ({speedup.low:.2f} to {speedup.high:.2f})" if speedup.count > 1 else ""
-    noise = "" if _faster(speedup) or _slower(speedup) else ", the same within the noise,"
-    return f"{_took(trial)}, {speedup.value:.2f}{interval} times as fast{noise} as fp32"
+    noise = "" if _faster(speedup) or _slower(speedup) else ", no difference beyond the noise"
+    return f"{_took(trial)}, {speedup.value:.2f}{interval} times as fast as fp32{exact_took}{noise}"
 
 
 def _won(trial: Trial, exact: Trial, verdict: Verdict) -> str:
     smaller = "" if _faster(_speedup(exact, trial)) else "; its activations take half the memory"
-    return f"{_compared(trial, exact)} at {summarize(exact.seconds, 's')}; {verdict.reason}{smaller}"
+    told = _compared(trial, exact, exact_took=f" at {summarize(exact.seconds, 's')}")
+    return f"{told}; {verdict.reason}{smaller}"
 
 
 def _lost(trial: Trial, exact: Trial, verdict: Verdict) -> str:

@@ -78,8 +78,9 @@ def run_trials(
     """Forward and backward of `model` on `batch` in each of `precisions`, in turn.
 
     A first pass of each counts its gradients and warms up. Rounds follow while the budget lasts: seven at most, three
-    where a pass takes more than 0.3 s, none where the first passes took three times the budget (they are then the
-    measurement).
+    where a pass takes more than 0.3 s. Twice the budget may be spent on the first three, for less says nothing of the
+    spread, and one is run even after that, for first passes hold what happens only once in a process; but where they took
+    three times the budget they are the measurement.
     Where something does not fit or is not implemented, that precision is refused with its cause.
 
     Args:
@@ -135,17 +136,14 @@ class _Bench:
             self.gradients[precision] = count_gradients(gradients)
 
     def repeat(self, budget_s: float) -> None:
-        """Rounds of all that are worth it, as long as one more fits into the budget.
-
-        The first passes hold what happens only once in a process and say little about a round, so that one round
-        is run even where they took more than the budget, though not where they took several times as much.
-        """
+        """Rounds of all that are worth it, as `run_trials` says."""
         spent_s = sum(self.first_seconds.values())
         kept = self._worth_repeating() if spent_s <= FIRST_PASSES_LIMIT * budget_s else []
         slowest_s = round_s = 0.0
         for rounds in range(MOST_ROUNDS):
-            enough = rounds >= MOST_SLOW_ROUNDS and slowest_s > SLOW_PASS_S
-            if not kept or enough or (rounds and spent_s + round_s > budget_s):
+            few = rounds < MOST_SLOW_ROUNDS
+            over = rounds > 0 and spent_s + round_s > budget_s * (2 if few else 1)
+            if not kept or over or (slowest_s > SLOW_PASS_S and not few):
                 return
             started = time.perf_counter()
             kept = self._round(kept)
