@@ -17,6 +17,7 @@ from halfstep.engine.loss import LossFunction
 from halfstep.errors import ModelError
 from halfstep.precision.policy import Policy, WindowAutocast, allow_tf32, check_parameters, hold_in_bf16, policy_for
 from halfstep.precision.scaler import LossScaler, ScalerSettings
+from halfstep.precision.select import explain_without_model, select_precision
 
 AUTO = "auto"
 
@@ -72,8 +73,6 @@ class Arithmetic:
         """Decide "auto" if it is still open; every rank calls it, with a micro-batch where it has one."""
         if self._policy is not None:
             return
-        from halfstep.precision.select import explain_without_model, select_precision
-
         if loss is None or batch is None:
             choice = explain_without_model(self._device)
         else:
