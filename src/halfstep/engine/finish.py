@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from halfstep.config.choice import Choice
 from halfstep.engine.update import Number
 from halfstep.errors import ModelError
+from halfstep.precision.policy import HALF_DTYPES
 
 CLIP_EPSILON = 1e-6
 """Added to the norm before dividing by it, as `torch.nn.utils.clip_grad_norm_` does."""
@@ -55,8 +56,12 @@ class Finish:
         self._clip_norm, self._clip_value = clip_norm, clip_value
         self.on_host = on_host
         self._fused = all(takes_multiplier(optimizer) for optimizer in optimizers)
-        self.parameters = [p for o in optimizers for group in o.param_groups for p in group["params"] if p.requires_grad]
         self.device = self.parameters[0].device
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """What the optimizers hold now: groups may be added, and parameters frozen and unfrozen, while training goes on."""
+        return [p for optimizer in self._optimizers for group in optimizer.param_groups for p in group["params"]]
 
     @property
     def lr(self) -> float:
@@ -117,12 +122,23 @@ class Finish:
         multiplier = torch.as_tensor(unit, device=norm.device)
         if self._clip_norm is not None:
             multiplier = multiplier * (self._clip_norm / (norm + CLIP_EPSILON)).clamp(max=1.0)
-        if self._fused and self._clip_value is None:
+        if self._fused and self._clip_value is None and not self._makes_momentum():
             self._step(multiplier.reciprocal(), skipped)
         elif not skipped.item():
             self._multiply(gradients, multiplier)
             self._step(None, None)
         return Outcome(grad_norm=norm, skipped=skipped)
+
+    def _makes_momentum(self) -> bool:
+        """Whether this step makes fused SGD's momentum: skipped by its kernel, it would leave it uninitialised (torch 2.13)."""
+        return any(
+            p.grad is not None and not optimizer.state.get(p)
+            for optimizer in self._optimizers
+            if isinstance(optimizer, torch.optim.SGD)
+            for group in optimizer.param_groups
+            if group["momentum"]
+            for p in group["params"]
+        )
 
     def _multiply(self, gradients: list[torch.Tensor], multiplier: Number) -> None:
         if isinstance(multiplier, torch.Tensor) or multiplier != 1.0:
@@ -170,7 +186,7 @@ def _is_large(gradient: torch.Tensor) -> bool:
 def _host_norms(gradients: list[torch.Tensor]) -> list[float]:
     if not gradients:
         return []
-    norms = torch._foreach_norm(gradients)
+    norms = _norms(gradients)
     if any(norm.dtype != norms[0].dtype for norm in norms):
         return [norm.item() for norm in norms]
     found: list[float] = torch.stack(norms).tolist()
@@ -181,6 +197,13 @@ def norm_on_device(gradients: list[torch.Tensor], device: torch.device) -> torch
     """The 2-norm over all gradients, read once, as a scalar FP32 tensor on `device`; nothing waits for the host."""
     if not gradients:
         return torch.zeros((), device=device)
-    norms = [norm.to(device, torch.float32, non_blocking=True) for norm in torch._foreach_norm(gradients)]
+    norms = [norm.to(device, torch.float32, non_blocking=True) for norm in _norms(gradients)]
     total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return total
+
+
+def _norms(gradients: list[torch.Tensor]) -> tuple[torch.Tensor, ...] | list[torch.Tensor]:
+    """Each gradient's norm; of BF16 gradients in FP32, for rounded to BF16 it would be wrong by up to 2^-9."""
+    if gradients[0].dtype in HALF_DTYPES:
+        return torch._foreach_norm(gradients, 2, torch.float32)
+    return torch._foreach_norm(gradients)
