@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ LossFunction = Callable[[nn.Module, Any], LossResult]
 """`loss(model, batch)`: runs the model on one micro-batch."""
 
 _SHAPES = "a loss function returns a scalar tensor, or a tuple of the summed loss and its weight"
+_COUNTS = "a weight counts tokens or samples: 0 or more, and finite"
 
 
 def sum_and_weight(result: Any, share: float = 1.0) -> tuple[torch.Tensor, float | torch.Tensor]:
@@ -43,6 +45,16 @@ def sum_and_weight(result: Any, share: float = 1.0) -> tuple[torch.Tensor, float
     return _checked(result[0]), _weight(result[1])
 
 
+def check_total(weight: float) -> None:
+    """See that the weights of a window, of which tensors were not read one by one, are a count; a NaN skips the update.
+
+    Raises:
+        ModelError: they add up to something negative or to infinity.
+    """
+    if weight < 0 or weight == math.inf:
+        raise ModelError(f"The weights of a window add up to {weight:g}; {_COUNTS}.")
+
+
 def _checked(loss: torch.Tensor) -> torch.Tensor:
     if loss.dim() and loss.numel() != 1:
         raise ModelError(f"The loss has shape {tuple(loss.shape)}; reduce it to a scalar with `.sum()` or `.mean()`.")
@@ -58,8 +70,8 @@ def _checked(loss: torch.Tensor) -> torch.Tensor:
 
 def _weight(weight: Any) -> float | torch.Tensor:
     if isinstance(weight, (int, float)):
-        if not weight >= 0:
-            raise ModelError(f"The loss function returned the weight {weight}; a weight counts tokens or samples: 0 or more.")
+        if not 0 <= weight < math.inf:
+            raise ModelError(f"The loss function returned the weight {weight}; {_COUNTS}.")
         return float(weight)
     if isinstance(weight, torch.Tensor) and weight.numel() == 1:
         return weight.detach().reshape(()).to(torch.float32)

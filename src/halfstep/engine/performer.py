@@ -13,7 +13,7 @@ from halfstep.distributed import Group
 from halfstep.engine.accumulation import Accumulated, Accumulation
 from halfstep.engine.arithmetic import Arithmetic
 from halfstep.engine.finish import Finish, Outcome
-from halfstep.engine.loss import LossFunction
+from halfstep.engine.loss import LossFunction, check_total
 from halfstep.engine.reading import Feed
 from halfstep.engine.settlement import Settlement
 from halfstep.engine.update import Number, Update
@@ -92,9 +92,10 @@ class Performer:
         self.settlement.settle()
         self.settlement.count(done.window)
         self.updates_begun += 1
-        lr, scale = self.finish.lr, done.window.scale
-        loss_sum, weight = done.window.totals(on_host=self.finish.on_host)
-        outcome = self._step(weight * scale, averaged=done.averaged)
+        lr, on_host = self.finish.lr, self.finish.on_host
+        scale = float(done.window.scale) if on_host else done.window.scale
+        loss_sum, weight = done.window.totals(on_host=on_host)
+        outcome = self._step(weight, scale, averaged=done.averaged)
         update = Update(
             index=self.updates_begun,
             micro_batches=done.window.micro_batches,
@@ -108,14 +109,16 @@ class Performer:
         self.settlement.take(update, outcome, done.batches, self.arithmetic.scaler)
         return update
 
-    def _step(self, scaled_weight: Number, *, averaged: bool) -> Outcome:
-        if not isinstance(scaled_weight, torch.Tensor) and scaled_weight == 0:
-            self.finish.clear()
-            return Outcome(grad_norm=float("nan"), skipped=True)
+    def _step(self, weight: Number, scale: Number, *, averaged: bool) -> Outcome:
+        if not isinstance(weight, torch.Tensor):
+            check_total(weight)
+            if weight == 0:
+                self.finish.clear()
+                return Outcome(grad_norm=float("nan"), skipped=True)
         ranks = self.group.size if averaged else 1
-        outcome = self.finish(ranks * (self.reference.value or 1.0) / scaled_weight)
+        outcome = self.finish(ranks * (self.reference.value or 1.0) / (weight * scale))
         if self.arithmetic.scaler is not None:
-            self.arithmetic.scaler.update(outcome.skipped)
+            self.arithmetic.scaler.update(outcome.skipped, weight)
         return outcome
 
 

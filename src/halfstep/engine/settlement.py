@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from halfstep.engine.diagnose import cause_of_skip
 from halfstep.engine.finish import Outcome
 from halfstep.engine.ledger import Cause, Ledger
+from halfstep.engine.loss import check_total
 from halfstep.engine.stopping import Stop
 from halfstep.engine.update import Update
 from halfstep.engine.window import Window
@@ -131,9 +132,11 @@ class Settlement:
             self._applied(update)
 
     def _applied(self, update: Update) -> None:
+        weight = update.weight
+        check_total(weight)
         update.settled()
         self.ledger.record(update)
-        self.counters.weight += update.weight
+        self.counters.weight += weight
         for scheduler in self.schedulers:
             scheduler.step()
         if self.ema is not None:

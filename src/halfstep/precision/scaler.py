@@ -55,16 +55,20 @@ class LossScaler:
         """The scale of the next update, a scalar tensor."""
         self._growth = torch.zeros((), dtype=torch.int32, device=device)
 
-    def update(self, skipped: bool | torch.Tensor) -> None:
+    def update(self, skipped: bool | torch.Tensor, weight: float | torch.Tensor = 1.0) -> None:
         """Move the scale after an update.
 
         Args:
             skipped: whether the gradients were not finite, on the host or as a scalar tensor of 1.0 or 0.0.
+            weight: what counted in the update; where nothing did, the gradients tell nothing about the scale and it stays.
         """
         s = self.settings
         found_inf = torch.as_tensor(skipped, dtype=torch.float32, device=self.scale.device)
-        self.scale = self.scale.clone()  # the update before keeps the tensor that it ran under
-        torch._amp_update_scale_(self.scale, self._growth, found_inf, s.growth_factor, s.backoff_factor, s.growth_interval)
+        scale, growth = self.scale.clone(), self._growth.clone()  # the update before keeps the tensor that it ran under
+        torch._amp_update_scale_(scale, growth, found_inf, s.growth_factor, s.backoff_factor, s.growth_interval)
+        if isinstance(weight, torch.Tensor):
+            scale, growth = torch.where(weight > 0, scale, self.scale), torch.where(weight > 0, growth, self._growth)
+        self.scale, self._growth = scale, growth
 
     @property
     def below_floor(self) -> bool:
