@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from halfstep.errors import ConfigError, ModelError
+from halfstep.errors import ConfigError, DataError, ModelError
 
 
 def check_optimizers(module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
     """See that the engine can drive these optimizers, and that they train this model.
 
     Raises:
-        ModelError: an optimizer runs its own closure, or holds none of the model's trainable parameters.
+        ModelError: there is none, one runs its own closure, one holds none of the model's trainable parameters, or two hold
+            the same one.
     """
+    if not optimizers:
+        raise ModelError("The list of optimizers is empty; give at least one over the model's parameters.")
     trained = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
     if not trained:
         raise ModelError("The model has no parameter that needs gradients; un-freeze some with `requires_grad_(True)`.")
+    seen: set[int] = set()
     for optimizer in optimizers:
         _check_step(optimizer)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -30,9 +34,14 @@ def check_optimizers(module: nn.Module, optimizers: Sequence[Optimizer]) -> None
                 f"The {type(optimizer).__name__} holds none of the model's trainable parameters. Make it from "
                 "`model.parameters()` after the model has its final form (moved, converted, adapters added)."
             )
+        if twice := [name for key, name in trained.items() if key in held & seen]:
+            raise ModelError(f"Two optimizers hold the parameter `{twice[0]}`; each parameter is stepped by one of them.")
+        seen |= held
 
 
-def _check_step(optimizer: Optimizer) -> None:
+def _check_step(optimizer: Any) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise ModelError(f"`optimizer` is a {type(optimizer).__name__}; give a `torch.optim.Optimizer`, or a list of them.")
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     needed = closure is not None and closure.default is inspect.Parameter.empty
     if isinstance(optimizer, torch.optim.LBFGS) or needed:
@@ -57,20 +66,36 @@ def check_finite(module: nn.Module) -> None:
             )
 
 
-def check_settings(*, accumulate: Any, clip_norm: float | None, clip_value: float | None, max_skips: int) -> None:
+def check_settings(*, accumulate: Any, clip_norm: Any, clip_value: Any, max_skips: Any) -> None:
     """See that the numbers make sense.
 
     Raises:
         ConfigError: one of them does not.
     """
-    if not isinstance(accumulate, int) or isinstance(accumulate, bool) or accumulate < 1:
+    if not _counts(accumulate):
         raise ConfigError(f"`accumulate` is {accumulate!r}; it is the number of micro-batches in an update: 1 or more.")
     for name, value in (("clip_norm", clip_norm), ("clip_value", clip_value)):
-        if value is not None and not value > 0:
+        if value is not None and not (isinstance(value, (int, float)) and value > 0):
             raise ConfigError(f"`{name}` is {value!r}; give a number above 0, or None for no clipping.")
     if clip_norm is not None and clip_value is not None:
         raise ConfigError(f"`clip_norm` is {clip_norm} and `clip_value` is {clip_value}; give one of the two.")
-    if max_skips < 1:
+    if not _counts(max_skips):
         raise ConfigError(
-            f"`max_skips` is {max_skips}; it is the number of skipped updates in a row that stops a run: 1 or more."
+            f"`max_skips` is {max_skips!r}; it is the number of skipped updates in a row that stops a run: 1 or more."
         )
+
+
+def check_micro_batches(given: Any) -> None:
+    """See that a window was given, and not a batch that would be taken apart by iterating over it.
+
+    Raises:
+        DataError: it is a tensor or a mapping.
+    """
+    if isinstance(given, (torch.Tensor, Mapping)):
+        raise DataError(
+            f"`update` was given one {type(given).__name__}; it takes the micro-batches of a window: `engine.update([batch])`."
+        )
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -19,7 +19,7 @@ from halfstep.distributed.ddp import unwrap, without_sync, wrap
 from halfstep.engine.accumulation import Accumulation
 from halfstep.engine.arithmetic import Arithmetic
 from halfstep.engine.blocks import checkpoint_blocks
-from halfstep.engine.checks import check_finite, check_optimizers, check_settings
+from halfstep.engine.checks import check_finite, check_micro_batches, check_optimizers, check_settings
 from halfstep.engine.finish import Finish
 from halfstep.engine.ledger import Ledger
 from halfstep.engine.loss import LossFunction
@@ -83,7 +83,7 @@ class Engine:
         evidence: str | Path = "halfstep-evidence",
     ) -> None:
         check_settings(accumulate=accumulate, clip_norm=clip_norm, clip_value=clip_value, max_skips=max_skips)
-        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+        optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
         self.module = unwrap(model)
         """The user's model, without wrappers."""
         check_optimizers(self.module, optimizers)
@@ -141,6 +141,7 @@ class Engine:
 
     def update(self, micro_batches: Iterable[Any]) -> Update:
         """Make one update of these micro-batches; every rank calls it, with any number of them, some with none."""
+        check_micro_batches(micro_batches)
         feed = read_ahead(micro_batches)
         first = next(feed, None)
         everyone = require_any(micro_batches, self.group, has_some=first is not None)
