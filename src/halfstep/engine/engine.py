@@ -101,6 +101,7 @@ class Engine:
         """The model to call: the user's, or its DDP wrapper."""
         self._reader = Reader(accumulate, option(Tail, tail, name="tail"), self.group)
         self._plateaus = on_plateau(scheduler)
+        reference = Reference(self.group, self.device)
         self._performer = Performer(
             loss=loss,
             arithmetic=arithmetic,
@@ -111,9 +112,9 @@ class Engine:
                 schedulers=per_update(scheduler),
                 ema=ema,
                 max_skips=max_skips,
-                stop=Stop(self.module, loss, arithmetic, self.device, Path(evidence), self.group.rank),
+                stop=Stop(self.module, loss, arithmetic, reference, self.device, Path(evidence), self.group.rank),
             ),
-            reference=Reference(self.group, self.device),
+            reference=reference,
             group=self.group,
         )
 

@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 from halfstep.engine.arithmetic import Arithmetic
-from halfstep.engine.diagnose import first_non_finite_module, save_evidence
+from halfstep.engine.diagnose import save_evidence
 from halfstep.engine.ledger import Cause, Entry
 from halfstep.engine.loss import LossFunction
+from halfstep.engine.origin import first_non_finite_module
+from halfstep.engine.window import Reference
 from halfstep.errors import DataError, HalfstepError, ScaleFloorReached, TooManySkips
 from halfstep.precision.policy import largest_magnitude
 
@@ -34,6 +36,7 @@ class Stop:
         module: the model without wrappers.
         loss: the user's loss function, to run the batch again; None where there is none.
         arithmetic: the precision it ran in.
+        reference: the weight that backward's loss was divided by.
         device: where the model is.
         evidence: folder in which the batch is saved, to be run again.
         rank: number of this process.
@@ -42,6 +45,7 @@ class Stop:
     module: nn.Module
     loss: LossFunction | None
     arithmetic: Arithmetic
+    reference: Reference
     device: torch.device
     evidence: Path
     rank: int
@@ -69,13 +73,17 @@ class Stop:
             return f"{what} in {entry.detail}"
         if self.loss is None or not batches:
             return f"{what} unknown, since the engine has no loss function to run again"
-        for number, batch in enumerate(batches, 1):
-            where = first_non_finite_module(
-                self.module, self.loss, batch, self.arithmetic.policy, scale=entry.scale, device=self.device
-            )
-            if where is not None:
-                return f"{what} {where}, in micro-batch {number}"
+        try:
+            for number, batch in enumerate(batches, 1):
+                if where := self._where(self.loss, batch, entry.scale):
+                    return f"{what} {where}, in micro-batch {number}"
+        except Exception as error:  # whatever the user's code raises must not hide why the run is stopped
+            return f"{what} unknown, since running the micro-batches again failed ({type(error).__name__}: {error})"
         return "no value was found that is not finite when the micro-batches were run again"
+
+    def _where(self, loss: LossFunction, batch: Any, scale: float) -> str | None:
+        scale /= self.reference.value or 1.0
+        return first_non_finite_module(self.module, loss, batch, self.arithmetic.policy, scale=scale, device=self.device)
 
     def _largest(self) -> str:
         name, largest = largest_magnitude(self.module.named_parameters())
