@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from halfstep.errors import ModelError
+from halfstep.precision.policy import HALF_DTYPES
 
 LossResult = torch.Tensor | tuple[torch.Tensor, Any]
 """A scalar (the mean over the micro-batch), or the sum over the micro-batch and its weight (tokens or samples that count)."""
@@ -63,7 +64,7 @@ def _checked(loss: torch.Tensor) -> torch.Tensor:
             "The loss does not depend on any parameter that needs gradients; look for `torch.no_grad`, `.detach()`, "
             "`.item()` or frozen parameters on the way from the model to the loss."
         )
-    if loss.dtype in (torch.float16, torch.bfloat16):
+    if loss.dtype in HALF_DTYPES:
         loss = loss.float()
     return loss.reshape(()) if loss.dim() else loss
 

@@ -14,7 +14,7 @@ from halfstep.distributed.group import Pending
 from halfstep.engine.loss import sum_and_weight
 from halfstep.engine.update import Number, Update
 from halfstep.errors import ModelError
-from halfstep.precision.policy import WindowAutocast
+from halfstep.precision.policy import HALF_DTYPES, WindowAutocast
 from halfstep.precision.scaler import LossScaler
 
 
@@ -127,8 +127,8 @@ class Window:
         They are computed under the loss scale, so that FP16 does not lose them, and returned without it.
         """
         scale = 1.0 if self._scaler is None else self._scaler.scale
-        scaled = torch.autograd.grad(outputs.float().sum() * scale, list(inputs), create_graph=True)
-        return tuple(gradient.float() / scale for gradient in scaled)
+        scaled = torch.autograd.grad(_at_least_fp32(outputs).sum() * scale, list(inputs), create_graph=True)
+        return tuple(_at_least_fp32(gradient) / scale for gradient in scaled)
 
     def start_sums(self) -> None:
         """Start to sum loss and weight over the ranks, once a window: every rank calls this, before its last backward."""
@@ -155,3 +155,7 @@ class Window:
         if self._scaler is not None:
             return self._scaler.scale / reference
         return None if reference == 1.0 else torch.full((), 1.0 / reference, device=self._device)
+
+
+def _at_least_fp32(value: torch.Tensor) -> torch.Tensor:
+    return value.float() if value.dtype in HALF_DTYPES else value

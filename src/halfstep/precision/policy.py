@@ -124,17 +124,27 @@ class WindowAutocast:
         self._each: torch.autocast | None = None
 
     def open(self) -> None:
-        """Begin a window: autocast is entered and switched off until the first forward."""
+        """Begin a window: autocast is entered and switched off until the first forward.
+
+        Raises:
+            ModelError: the caller is in an autocast of their own, which would change the arithmetic and outlive the step.
+        """
+        if torch.is_autocast_enabled(self._device_type):
+            raise ModelError(
+                "The engine is used inside a `torch.autocast` context, whose cached weights would be stale after the step. "
+                "Leave that context; the engine opens its own, as `precision` says."
+            )
         if self._cast and CAST_CACHE_SURVIVES_NO_GRAD:
             self._window = torch.autocast(self._device_type, self._dtype)
             self._window.__enter__()  # type: ignore[no-untyped-call]
             torch.set_autocast_enabled(self._device_type, False)
 
     def close(self) -> None:
-        """End the window: autocast is left and its cache is dropped."""
+        """End the window: autocast is left and its cache is dropped, even inside the window of another engine."""
         if self._window is not None:
             self._window.__exit__(None, None, None)
             self._window = None
+            torch.clear_autocast_cache()
 
     def __enter__(self) -> None:
         if self._window is not None:
