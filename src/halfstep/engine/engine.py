@@ -27,7 +27,7 @@ from halfstep.engine.performer import Performer
 from halfstep.engine.reading import Reader, read_ahead, require_any
 from halfstep.engine.settlement import Averaged, Counters, Scheduler, Settlement, on_plateau, per_update
 from halfstep.engine.state import restore, state_of
-from halfstep.engine.stopping import Stop
+from halfstep.engine.stopping import Stop, all_masked
 from halfstep.engine.update import Update
 from halfstep.engine.window import Reference, Window
 from halfstep.precision.scaler import ScalerSettings
@@ -129,9 +129,11 @@ class Engine:
             max_updates: end when the engine has applied so many updates in its life, if that comes first.
 
         Raises:
-            DataError: the loader yields nothing.
+            DataError: the loader yields nothing, or every label in it is masked.
             RunStopped: the run cannot go on; the message says why.
         """
+        self.settle()
+        before = len(self.ledger)
         for feed, everyone in self._reader.windows(loader, epochs):
             if self._has_applied(max_updates):
                 return
@@ -139,6 +141,8 @@ class Engine:
             if self._has_applied(max_updates):
                 return
         self.settle()
+        if self.ledger.only_masked(since=before):
+            raise all_masked(len(self.ledger) - before)
 
     def update(self, micro_batches: Iterable[Any]) -> Update:
         """Make one update of these micro-batches; every rank calls it, with any number of them, some with none."""

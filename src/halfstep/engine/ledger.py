@@ -98,6 +98,11 @@ class Ledger:
             self.skips.append(update.entry)
             self.skipped_in_a_row += 1
 
+    def only_masked(self, since: int) -> bool:
+        """Whether there were updates after number `since`, and nothing counted in any of them."""
+        skips = [skip for skip in self.skips if skip.index > since and skip.cause is Cause.NO_WEIGHT]
+        return len(skips) == len(self) - since > 0
+
     def causes(self) -> dict[str, int]:
         """Number of skipped updates by cause."""
         return dict(Counter(str(entry.cause) for entry in self.skips))

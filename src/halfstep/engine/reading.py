@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 from halfstep.config.choice import Choice
@@ -14,6 +14,10 @@ from halfstep.distributed.sharing import share_out
 from halfstep.errors import DataError
 
 _END = object()
+NO_MICRO_BATCH = (
+    "no micro-batch; training needs at least one. Is the data set empty, smaller than a batch with `drop_last=True`, or an "
+    "iterator that has been read already?"
+)
 
 Feed = Iterator[tuple[Any, bool]]
 """Micro-batches of one window, each with whether it is the last one of this rank in the window."""
@@ -57,11 +61,14 @@ class Reader:
         Raises:
             DataError: an epoch yields no micro-batch on any rank.
         """
-        readings = self._readings(self._shared(loader), epochs)
-        for batches in [chain.from_iterable(readings)] if self._tail is Tail.CARRY else readings:
+        end = None if epochs is None else self.epoch + epochs
+        carry = self._tail is Tail.CARRY
+        readings = self._readings(self._shared(loader), end)
+        for batches in [_joined(readings)] if carry else readings:
             windows = Windows(batches, self._size, self._tail, self._group)
             yield from windows
-            require_any(loader, self._group, has_some=windows.read > 0)
+            has_some = windows.read > 0 and (not carry or self.epoch == end)
+            require_any(loader, self._group, has_some=has_some, found=self._found_nothing)
 
     def _shared(self, loader: Iterable[Any]) -> Iterable[Any]:
         if self._group.alone:
@@ -69,12 +76,20 @@ class Reader:
         loader, self.choices["sampler"] = share_out(loader, self._group.rank, self._group.size)
         return loader
 
-    def _readings(self, loader: Iterable[Any], epochs: int | None) -> Iterator[Iterator[Any]]:
-        end = None if epochs is None else self.epoch + epochs
+    def _readings(self, loader: Iterable[Any], end: int | None) -> Iterator[Iterator[Any]]:
         while end is None or self.epoch < end:
             set_epoch(loader, self.epoch)
             yield iter(loader)
             self.epoch += 1
+
+    @property
+    def _found_nothing(self) -> str:
+        if self._tail is not Tail.DROP:
+            return NO_MICRO_BATCH
+        return (
+            f'fewer than the {self._size} micro-batches of a window, and `tail = "drop"` leaves shorter ones out. '
+            'Use "step" or "carry", or a smaller `accumulate`.'
+        )
 
 
 class Windows:
@@ -142,18 +157,28 @@ def _full_windows(batches: Iterator[Any], size: int) -> Iterator[Any]:
         yield from window
 
 
-def require_any(source: Any, group: Group, *, has_some: bool) -> bool:
+def _joined(readings: Iterator[Iterator[Any]]) -> Iterator[Any]:
+    """The epochs as one, up to the first that yields nothing: others would follow without end."""
+    for batches in readings:
+        first = next(batches, _END)
+        if first is _END:
+            return
+        yield first
+        yield from batches
+
+
+def require_any(source: Any, group: Group, *, has_some: bool, found: str = NO_MICRO_BATCH) -> bool:
     """See that some rank has micro-batches; whether every rank has. Every rank calls it.
+
+    Args:
+        found: what the source yielded instead, and what to do about it.
 
     Raises:
         DataError: no rank has any.
     """
     anybody, somebody_is_missing = group.max(float(has_some), float(not has_some))
     if not anybody:
-        raise DataError(
-            f"The {type(source).__name__} yielded no micro-batch; training needs at least one. Is the data set empty, smaller "
-            "than a batch with `drop_last=True`, or an iterator that has been read already?"
-        )
+        raise DataError(f"The {type(source).__name__} yielded {found}")
     return not somebody_is_missing
 
 

@@ -28,6 +28,14 @@ _ADVICE = {
 }
 
 
+def all_masked(num_updates: int) -> DataError:
+    """The error after so many updates in a row in which nothing counted."""
+    return DataError(
+        f"Every label was masked in {_in_a_row(num_updates)}, so nothing could be learnt. "
+        "Look at the ignore index, the truncation length and the prompt mask."
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Stop:
     """Makes the error that ends a run.
@@ -53,16 +61,13 @@ class Stop:
     def __call__(self, entry: Entry, batches: Sequence[Any], *, skipped_in_a_row: int) -> HalfstepError:
         """The error after the update of `entry`, which was one skip too many."""
         if entry.cause is Cause.NO_WEIGHT:
-            return DataError(
-                f"Every label was masked in {skipped_in_a_row} updates in a row, so nothing could be learnt. "
-                "Look at the ignore index, the truncation length and the prompt mask."
-            )
+            return all_masked(skipped_in_a_row)
         assert entry.cause is not None
         found = f"{entry.cause}: {entry.detail}" if entry.detail else str(entry.cause)
         facts = f"{self._first(entry, batches)}; {self._largest()}; {self._saved(entry, batches)}. {_ADVICE[entry.cause]}"
         scaler = self.arithmetic.scaler
         if scaler is None:
-            what = f"{skipped_in_a_row} updates in a row were skipped"
+            what = f"skipped {_in_a_row(skipped_in_a_row)}"
             return TooManySkips(f"Stopped at update {entry.index}: {what} ({found}); {facts}")
         what = f"the loss scale fell below its floor of {scaler.settings.floor:g}"
         return ScaleFloorReached(f"Stopped at update {entry.index}: {what} ({found}); {facts}")
@@ -93,3 +98,7 @@ class Stop:
         precision = self.arithmetic.policy.precision.value
         content = {"entry": entry.to_dict(), "batches": list(batches), "precision": precision}
         return save_evidence(self.evidence, f"update-{entry.index}-rank-{self.rank}", content)
+
+
+def _in_a_row(num_updates: int) -> str:
+    return "1 update" if num_updates == 1 else f"{num_updates} updates in a row"

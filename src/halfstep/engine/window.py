@@ -64,7 +64,7 @@ class Window:
         self.weight: Number = 0.0
         """Sum of the weights of this rank."""
         self.micro_batches = 0
-        """Number of micro-batches of this rank."""
+        """Number of micro-batches of this rank; where the user calls `backward`, of those calls."""
         self.samples = 0
         """Number of samples of this rank, where the engine reads the micro-batches."""
         self.global_sums: Pending | None = None
