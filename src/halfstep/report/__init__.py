@@ -1,1 +1,1 @@
-"""report"""
+"""Findings as text, JSON, SARIF and GitHub annotations."""

@@ -1,0 +1,213 @@
+"""`halfstep check PATH...`: finds faults in training scripts without running them."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from halfstep.errors import SourceError, UsageError
+from halfstep.findings.finding import Finding, Safety, Severity
+from halfstep.findings.registry import Rule
+from halfstep.imagine.edits import Editor, applied
+from halfstep.imagine.project import parse
+from halfstep.imagine.source import Source, decoded, files_under, read
+from halfstep.imagine.story import tell
+from halfstep.imagine.suppress import kept
+from halfstep.rules.judge import judge
+from halfstep.rules.settings import Settings, nearest, severity_of
+
+SYNTAX = "syntax-error"
+MAX_ROUNDS = 4
+"""Rounds of fixing: a fix may make room for another."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="files, folders, notebooks, or - for standard input")
+    parser.add_argument("--fix", action="store_true", help="apply the safe fixes")
+    parser.add_argument("--unsafe-fixes", action="store_true", help="apply also fixes that change the numbers")
+    parser.add_argument("--diff", action="store_true", help="show what --fix would change, and change nothing")
+    parser.add_argument("--select", metavar="RULES", help="only these rules (names, codes or starts of codes, with commas)")
+    parser.add_argument("--ignore", metavar="RULES", help="all but these rules")
+    parser.add_argument("--severity", default="style", metavar="LEVEL", help="report from here: error, warning, info, perf, style")
+    parser.add_argument("--format", default="text", choices=("text", "json", "sarif", "github"), help="how to report")
+    parser.add_argument("--baseline", metavar="FILE", help="leave out the findings noted in this file")
+    parser.add_argument("--write-baseline", metavar="FILE", help="note today's findings in this file")
+    parser.add_argument("--stdin-filename", default="<stdin>", metavar="NAME", help="name for standard input")
+
+
+@dataclass(slots=True)
+class _Report:
+    findings: list[Finding] = field(default_factory=list)
+    sources: dict[str, str] = field(default_factory=dict)
+    files: int = 0
+    changed: list[tuple[str, str, str]] = field(default_factory=list)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, report, and say by the exit code whether anything was found."""
+    if not args.paths:
+        raise UsageError("nothing to check: give a file, a folder, or `-` for standard input.")
+    settings = _settings(args)
+    limit = severity_of(args.severity)
+    report = _check_all(args, settings, limit)
+    if args.write_baseline:
+        Path(args.write_baseline).write_text(json.dumps(_counts(report.findings), indent=2, sort_keys=True) + "\n")
+        print(f"{len(report.findings)} findings noted in {args.write_baseline}.", file=sys.stderr)
+        return 0
+    if args.baseline:
+        report.findings = _without_known(report.findings, args.baseline)
+    if args.diff:
+        _print_diff(report)
+        return 1 if report.changed else 0
+    _print(report, args.format)
+    return 1 if report.findings else 0
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    first = next((Path(p) for p in args.paths if p != "-"), Path())
+    found = nearest((first if first.is_dir() else first.parent).resolve())
+    if args.select:
+        found = replace(found, select=tuple(args.select.split(",")))
+    if args.ignore:
+        found = replace(found, ignore=(*found.ignore, *args.ignore.split(",")))
+    return found
+
+
+def _check_all(args: argparse.Namespace, settings: Settings, limit: Severity) -> _Report:
+    rules = settings.rules()
+    report = _Report()
+    safety = {Safety.SAFE, Safety.UNSAFE} if args.unsafe_fixes else {Safety.SAFE} if args.fix or args.diff else set()
+    for source in _sources(args.paths, settings, report, args.stdin_filename):
+        text = source.text
+        if safety and not source.cells:
+            text = fixed(source, rules, settings, safety)
+            if text != source.text:
+                report.changed.append((source.path, source.text, text))
+                if not args.diff and source.path != args.stdin_filename:
+                    Path(source.path).write_text(text, encoding="utf-8")
+        found = check_source(replace(source, text=text), rules, settings)
+        report.findings += [f for f in found if f.severity.weight >= limit.weight]
+        if found:
+            report.sources[source.path] = text
+    return report
+
+
+def _sources(paths: list[str], settings: Settings, report: _Report, stdin_name: str) -> Iterable[Source]:
+    if "-" in paths:
+        report.files += 1
+        yield Source(stdin_name, decoded(sys.stdin.buffer.read()))
+    named = {p for p in paths if not Path(p).is_dir()}
+    for path in files_under([p for p in paths if p != "-"], list(settings.exclude)):
+        report.files += 1
+        try:
+            source = read(path)
+        except SourceError as error:
+            if str(path) in named:
+                raise
+            print(f"halfstep: {error}", file=sys.stderr)
+            continue
+        if source is not None:
+            yield source
+
+
+def check_source(source: Source, rules: tuple[Rule, ...], settings: Settings) -> list[Finding]:
+    """The findings of one source, with their fixes, in the order of their places."""
+    tree = parse(source.text)
+    if tree is None:
+        return []
+    found = judge(tell(tree, source.path), rules, settings.severity)
+    editor = Editor(source.text)
+    safety = {rule.card.name: rule.card.fix for rule in rules}
+    own = [_with_fix(f, editor, safety[f.rule]) for f in found if f.path == source.path]
+    asked = frozenset(n for rule in rules for n in (rule.card.name, rule.card.code))
+    left = kept(own, source.text, source.path, asked)
+    return sorted((_in_cell(f, source) for f in left), key=lambda f: (f.line, f.column, f.code))
+
+
+def _with_fix(finding: Finding, editor: Editor, safety: Safety) -> Finding:
+    if finding.request is None:
+        return finding
+    return replace(finding, fix=editor.fix(finding.request, safety))
+
+
+def _in_cell(finding: Finding, source: Source) -> Finding:
+    if not source.cells:
+        return finding
+    cell, line = source.cell_of(finding.line)
+    return replace(finding, cell=cell, line=line, end_line=line + finding.end_line - finding.line, fix=None)
+
+
+def fixed(source: Source, rules: tuple[Rule, ...], settings: Settings, safety: set[Safety]) -> str:
+    """The text after all fixes of these kinds; never one that does not parse."""
+    text = source.text
+    for _ in range(MAX_ROUNDS):
+        findings = check_source(replace(source, text=text), rules, settings)
+        edits = [e for f in findings if f.fix is not None and f.fix.safety in safety for e in f.fix.edits]
+        after = applied(text, edits) if edits else text
+        if after == text or parse(after) is None:
+            return text
+        text = after
+    return text
+
+
+def _key(finding: Finding) -> str:
+    return f"{Path(finding.path).as_posix()}:{finding.rule}:{finding.message}"
+
+
+def _counts(findings: list[Finding]) -> dict[str, int]:
+    return dict(Counter(_key(f) for f in findings))
+
+
+def _without_known(findings: list[Finding], baseline: str) -> list[Finding]:
+    try:
+        known = Counter(json.loads(Path(baseline).read_text(encoding="utf-8")))
+    except (ValueError, TypeError, AttributeError):
+        raise UsageError(f"{baseline} is not a baseline. Make one with `--write-baseline {baseline}`.") from None
+    left: list[Finding] = []
+    for finding in findings:
+        if known[_key(finding)] > 0:
+            known[_key(finding)] -= 1
+        else:
+            left.append(finding)
+    return left
+
+
+def _print_diff(report: _Report) -> None:
+    for path, before, after in report.changed:
+        changes = difflib.unified_diff(before.splitlines(True), after.splitlines(True), path, path)
+        sys.stdout.writelines(changes)
+
+
+def _print(report: _Report, form: str) -> None:
+    if form == "json":
+        from halfstep.report.json import to_json
+
+        print(to_json(report.findings))
+    elif form == "sarif":
+        from halfstep.report.sarif import to_sarif
+
+        print(to_sarif(report.findings))
+    elif form == "github":
+        from halfstep.report.github import to_github
+
+        print(to_github(report.findings), end="")
+    else:
+        _print_text(report)
+
+
+def _print_text(report: _Report) -> None:
+    from halfstep.report.text import summary, to_text
+
+    if report.findings:
+        print(to_text(report.findings, report.sources), end="\n\n")
+    fixable = sum(f.fix is not None for f in report.findings)
+    print(summary(len(report.findings), report.files, fixable))
+    if report.changed:
+        print(f"Fixed {len(report.changed)} files.", file=sys.stderr)

@@ -1,0 +1,24 @@
+"""`halfstep explain RULE`: a rule's card as a page."""
+
+from __future__ import annotations
+
+import argparse
+
+from halfstep.findings.registry import all_rules, find_rule
+from halfstep.report.page import page
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("rule", nargs="?", help="a rule's name or code")
+    parser.add_argument("--all", action="store_true", help="list every rule")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the page of one rule, or the list of all."""
+    if args.all or args.rule is None:
+        for rule in all_rules():
+            print(f"{rule.card.code}  {rule.card.severity.value:<8} {rule.card.name:<34} {rule.card.what}")
+        return 0
+    print(page(find_rule(args.rule).card))
+    return 0

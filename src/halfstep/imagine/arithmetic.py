@@ -1,0 +1,234 @@
+"""Operators on imagined values: numbers are computed, tensors and unknown values remember what happened to them."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable
+
+from halfstep.events.vocabulary import Divisor, Numeric
+from halfstep.imagine.state import State
+from halfstep.imagine.values import (
+    NO_TAGS,
+    Count,
+    Instance,
+    Items,
+    Ratio,
+    Tensor,
+    Thing,
+    Unknown,
+    Value,
+    derive,
+    items_like,
+    tagged,
+    tags_of,
+)
+
+OPERATORS: dict[type[ast.operator], Callable[[Value, Value], Value]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+    ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift,
+}
+COMPARISONS: dict[type[ast.cmpop], Callable[[Value, Value], Value]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+MAX_NUMBER = 10**15
+FP16_SMALLEST = 6e-8
+"""Constants below become zero in FP16 (half of the smallest subnormal is 2^-25 = 2.98e-8; the taxonomy's bound is the subnormal)."""
+
+
+def arithmetic(state: State, left: Value, op: ast.operator, right: Value, node: ast.BinOp) -> Value:
+    """The value of `left op right`."""
+    left, right = state.unwrap_truth(left), state.unwrap_truth(right)
+    if isinstance(left, (int, float)) and isinstance(right, (int, float)):
+        return _numbers(state, left, op, right)
+    if isinstance(left, Tensor) or isinstance(right, Tensor):
+        return _tensors(state, left, op, right, node)
+    if isinstance(left, (list, tuple, str)) and isinstance(right, (list, tuple, str, int)):
+        return _sequences(left, op, right)
+    if isinstance(left, str) and isinstance(op, ast.Mod):
+        return left
+    if isinstance(left, dict) and isinstance(right, dict):
+        return {**left, **right}
+    return _unknown(left, op, right, node)
+
+
+def _numbers(state: State, left: int | float, op: ast.operator, right: int | float) -> Value:
+    tags = tags_of(left) | tags_of(right)
+    try:
+        if isinstance(op, (ast.Pow, ast.LShift)) and (abs(right) > 64 or abs(left) > 1e6):
+            return Unknown("number", tags)
+        value = OPERATORS.get(type(op), operator.add)(left, right)
+    except (ArithmeticError, TypeError, ValueError):
+        return Unknown("number", tags)
+    if isinstance(value, complex) or abs(value) > MAX_NUMBER:
+        return Unknown("number", tags)
+    if isinstance(op, ast.Mod):
+        state.note_window(right, tags)
+        tags |= {"modulo"}
+    if isinstance(op, (ast.Div, ast.FloorDiv)) and "accum" in tags_of(right):
+        tags |= {"/accum"}
+    if isinstance(op, (ast.Div, ast.FloorDiv)) and "sum of means" in tags_of(left) and "dataset" in tags_of(right):
+        tags |= {"mean over dataset"}
+    return tagged(value, tags - {"modulo"} if isinstance(op, (ast.Add, ast.Mult)) else tags)
+
+
+def _sequences(left: Value, op: ast.operator, right: Value) -> Value:
+    if isinstance(op, ast.Add) and type(left) in (list, Items) and isinstance(right, list):
+        joined = [*left, *right][:200]
+        source = left if isinstance(left, Items) else right
+        return items_like(joined, source) if isinstance(source, Items) else joined
+    if isinstance(op, ast.Add) and isinstance(left, tuple) and isinstance(right, tuple):
+        return (left + right)[:200]
+    if isinstance(op, ast.Add) and isinstance(left, str) and isinstance(right, str):
+        return (left + right)[:500]
+    if isinstance(op, ast.Mult) and isinstance(right, int) and isinstance(left, (list, tuple)):
+        return (left * max(0, min(right, 64)))[:64]
+    if isinstance(op, ast.Mod) and isinstance(left, str):
+        return left
+    return Unknown("sequence", tags_of(left) | tags_of(right))
+
+
+def _unknown(left: Value, op: ast.operator, right: Value, node: ast.BinOp) -> Value:
+    factors = frozenset()
+    if isinstance(op, ast.Mult):
+        factors = _factors(left) | _factors(right)
+    elif isinstance(op, ast.Div):
+        factors = _factors(left)
+    tags = tags_of(left) | tags_of(right)
+    if isinstance(op, ast.Mod):
+        tags |= {"modulo"}
+    if isinstance(op, (ast.Div, ast.FloorDiv)) and "accum" in tags_of(right):
+        tags |= {"/accum"}
+    if isinstance(op, ast.Div) and "sum of means" in tags_of(left) and "dataset" in tags_of(right):
+        tags |= {"mean over dataset"}
+    if isinstance(op, ast.Mult) and "batch size" in tags:
+        tags -= {"sum of means"}
+    loaders = getattr(left, "loaders", frozenset()) | getattr(right, "loaders", frozenset())
+    return Unknown(ast.unparse(node)[:80], tags, factors=factors, loaders=loaders)
+
+
+def _factors(value: Value) -> frozenset[str]:
+    if isinstance(value, Unknown):
+        return value.factors or frozenset({value.name})
+    return frozenset()
+
+
+def _tensors(state: State, left: Value, op: ast.operator, right: Value, node: ast.BinOp) -> Value:
+    parents = [v for v in (left, right) if isinstance(v, Tensor)]
+    other = right if isinstance(left, Tensor) else left
+    if len(parents) == 2:
+        return _two_tensors(state, left, op, right, node)
+    tensor = parents[0]
+    extra: dict[str, Value] = {"tags": tensor.tags | (tags_of(other) & {"rank", "world", "data", "scale"})}
+    if isinstance(op, (ast.Mult, ast.Div)) and "scale" in tags_of(other):
+        extra["penalty"] = None
+    divisor = _divisor(state, tensor, left, op, other, node)
+    if divisor is not None:
+        extra["divisors"] = (*tensor.divisors, divisor)
+    if isinstance(op, (ast.Add, ast.Sub)) and _too_small(state, tensor, other):
+        return derive(tensor, **extra, guard=state.place(node))
+    if isinstance(op, ast.Div) and isinstance(right, Tensor):
+        _check_denominator(state, right, node)
+    if isinstance(op, ast.Pow):
+        check_half_reduction(state, tensor, "**", node)
+        if _casts_up(state) and tensor.dtype == "half":
+            extra["dtype"] = "float"
+    return derive(tensor, **extra)
+
+
+def _casts_up(state: State) -> bool:
+    return state.region is not None and state.region.device != "cpu"
+
+
+def _two_tensors(state: State, left: Tensor, op: ast.operator, right: Tensor, node: ast.BinOp) -> Tensor:
+    if isinstance(op, ast.Div):
+        _check_denominator(state, right, node)
+        if not right.grad and "count" in right.tags:
+            return derive(left, right, reduction="token_mean", grad=left.grad)
+    if isinstance(op, ast.MatMult) and state.region is not None:
+        return derive(left, right, dtype=region_dtype(state), regions=_with_region(state, left, right))
+    made = derive(left, right)
+    if "scale" in left.tags | right.tags and isinstance(op, (ast.Mult, ast.Div)):
+        made.penalty = None
+    return made
+
+
+def _with_region(state: State, *parents: Tensor) -> tuple[Value, ...]:
+    known = tuple(dict.fromkeys(r for p in parents for r in p.regions))
+    return known if state.region is None or state.region in known else (*known, state.region)
+
+
+def region_dtype(state: State) -> str | None:
+    """What a matrix product yields in the open autocast region."""
+    region = state.region
+    if region is None:
+        return None
+    return {"float16": "half", "bfloat16": "bfloat"}.get(region.dtype or "")
+
+
+def _divisor(
+    state: State, tensor: Tensor, left: Value, op: ast.operator, other: Value, node: ast.BinOp
+) -> Divisor | None:
+    place = state.place(node)
+    tags = tags_of(other)
+    if isinstance(op, ast.Div) and left is tensor and not isinstance(other, (Thing, Instance)):
+        number = float(other) if isinstance(other, (int, float)) else None
+        return Divisor(number, tags, place)
+    if isinstance(op, ast.Mult) and isinstance(other, (Ratio, float)) and 0 < other < 1 and "accum" in tags:
+        return Divisor(1 / other, tags, place)
+    if isinstance(op, ast.Mult) and isinstance(other, float) and 0 < other < 1 and abs(1 / other - round(1 / other)) < 1e-6:
+        return Divisor(1 / other, tags, place) if "/accum" in tags else None
+    if isinstance(op, ast.Mult) and isinstance(other, (Unknown, Count)) and "/accum" in tags:
+        return Divisor(None, tags, place)
+    return None
+
+
+def _too_small(state: State, tensor: Tensor, other: Value) -> bool:
+    return tensor.dtype == "half" and isinstance(other, float) and 0 < other < FP16_SMALLEST
+
+
+def _check_denominator(state: State, tensor: Tensor, node: ast.AST) -> None:
+    if tensor.guard is not None:
+        say_small_guard(state, node)
+
+
+def say_small_guard(state: State, node: ast.AST) -> None:
+    """A constant that is zero in FP16 guards a division, root or logarithm."""
+    state.emit(Numeric, node, kind="small-guard", region=state.region)
+
+
+def check_half_reduction(state: State, tensor: Tensor, what: str, node: ast.AST) -> None:
+    """FP16 outputs of an autocast region are squared or summed outside of it."""
+    if tensor.dtype == "half" and tensor.grad and state.region is None and tensor.regions:
+        state.emit(Numeric, node, kind="half-reduction", detail=what, region=tensor.regions[-1])
+
+
+def compare_numbers(left: Value, op: ast.cmpop, right: Value) -> bool | None:
+    """The answer when both sides are known, else None."""
+    known = (int, float, str, bool, type(None), list, tuple)
+    if not isinstance(left, known) or not isinstance(right, known):
+        return None
+    if isinstance(left, (list, tuple)) or isinstance(right, (list, tuple)):
+        return None
+    try:
+        return bool(COMPARISONS[type(op)](left, right))
+    except (KeyError, TypeError):
+        return None
+
+
+__all__ = ["NO_TAGS", "arithmetic", "check_half_reduction", "compare_numbers", "region_dtype", "say_small_guard"]

@@ -1,0 +1,447 @@
+"""Expressions of the imagined run."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import operator
+from collections.abc import Callable
+
+from halfstep.events.vocabulary import ScaleRead
+from halfstep.imagine.arithmetic import arithmetic, compare_numbers
+from halfstep.imagine.naming import hinted, usually_off
+from halfstep.imagine.state import State
+from halfstep.imagine.values import (
+    NO_TAGS,
+    Bound,
+    Class,
+    External,
+    Function,
+    Instance,
+    Items,
+    Module,
+    Partial,
+    Scope,
+    Stream,
+    Tensor,
+    Thing,
+    Truth,
+    Unknown,
+    Value,
+    derive,
+    settled,
+    tags_of,
+)
+
+BUILTINS = frozenset(dir(builtins))
+MAX_ITEMS = 64
+
+
+class Expressions(State):
+    """Evaluates expressions."""
+
+    def eval(self, node: ast.expr) -> Value:
+        self.spend()
+        handler = EXPRESSIONS.get(type(node))
+        return handler(self, node) if handler is not None else Unknown("?")
+
+    def constant(self, node: ast.Constant) -> Value:
+        return node.value
+
+    def name(self, node: ast.Name) -> Value:
+        scope: Scope | None = self.scope
+        while scope is not None:
+            if node.id in scope.names:
+                return scope.names[node.id]
+            scope = scope.outer
+        if node.id in self.module.scope.names:
+            return self.module.scope.names[node.id]
+        if node.id in BUILTINS:
+            return External(f"builtins.{node.id}")
+        return self.memo.setdefault(("name", node.id), hinted(node.id, Unknown(node.id)))
+
+    def attribute(self, node: ast.Attribute) -> Value:
+        return self.getattr(self.eval(node.value), node.attr, node)
+
+    # --- containers ---
+
+    def sequence(self, node: ast.List | ast.Tuple | ast.Set) -> Value:
+        values: list[Value] = []
+        for element in node.elts:
+            if isinstance(element, ast.Starred):
+                inner = settled(self.eval(element.value))
+                values.extend(inner if isinstance(inner, (list, tuple)) else [inner])
+            else:
+                values.append(self.eval(element))
+        return tuple(values) if isinstance(node, ast.Tuple) else values
+
+    def dictionary(self, node: ast.Dict) -> Value:
+        made: dict[Value, Value] = {}
+        for key, item in zip(node.keys, node.values, strict=True):
+            value = self.eval(item)
+            if key is None:
+                made.update(value if isinstance(value, dict) else {"**": value})
+                continue
+            name = settled(self.eval(key))
+            try:
+                made[name] = hinted(name, value) if isinstance(name, str) else value
+            except TypeError:
+                made[f"{key.lineno}:{key.col_offset}"] = value
+        return made
+
+    def joined(self, node: ast.JoinedStr) -> Value:
+        parts: list[str] = []
+        tags = NO_TAGS
+        for piece in node.values:
+            if isinstance(piece, ast.Constant):
+                parts.append(str(piece.value))
+            elif isinstance(piece, ast.FormattedValue):
+                value = self.unwrap_truth(self.eval(piece.value))
+                tags |= tags_of(value)
+                parts.append(str(value) if isinstance(value, (str, int, float)) else "?")
+        text = "".join(parts)
+        return text if not tags & {"rank"} else Unknown(f"'{text}'", tags)
+
+    def subscript(self, node: ast.Subscript) -> Value:
+        value = settled(self.eval(node.value))
+        if isinstance(node.slice, ast.Slice):
+            return self.sliced(value, node.slice, node)
+        key = self.unwrap_truth(settled(self.eval(node.slice)))
+        if isinstance(value, dict):
+            return self.looked_up(value, key, node)
+        if isinstance(value, (list, tuple, str)):
+            if isinstance(key, int) and -len(value) <= key < len(value):
+                return value[key]
+            return value[0] if value and not isinstance(value, str) else Unknown("?[]", tags_of(value))
+        if isinstance(value, Tensor):
+            return derive(value)
+        if isinstance(value, Unknown):
+            text = repr(key) if isinstance(key, (str, int)) else ast.unparse(node.slice)
+            made = Unknown(f"{value.name}[{text}]", value.tags | tags_of(key), loaders=value.loaders)
+            child = value.children.setdefault(f"[{text}]", hinted(key, made) if isinstance(key, str) else made)
+            return child
+        if isinstance(value, Thing):
+            return self.item_of_thing(value, key, node)
+        if isinstance(value, Instance):
+            method = value.cls.lookup("__getitem__")
+            if isinstance(method, Function):
+                return self.call(Bound(value, "__getitem__", method), [key], {}, node)
+        if isinstance(value, Stream):
+            return Unknown("?[]")
+        return Unknown(f"{ast.unparse(node)[:40]}", tags_of(value))
+
+    def item_of_thing(self, thing: Thing, key: Value, node: ast.AST) -> Value:
+        """An item of a library object."""
+        raise NotImplementedError
+
+    def looked_up(self, table: dict[Value, Value], key: Value, node: ast.AST) -> Value:
+        if isinstance(key, Unknown):
+            keys = tuple(k for k in table if isinstance(k, (str, bool)))[:4]
+            if not keys:
+                return Unknown(f"?[{key.name}]", key.tags)
+            usual = keys.index(key.default) if key.has_default and key.default in keys else 0
+            bound = self.memo.get(("eq", key.name))
+            chosen = bound if bound in keys else self.world.choose(key.name, keys, usual, "flag", self.place(node))
+            self.memo[("eq", key.name)] = chosen
+            return table[chosen]
+        try:
+            if key in table:
+                return table[key]
+        except TypeError:
+            pass
+        if isinstance(key, str) and table and all(isinstance(v, Tensor) for v in table.values()):
+            return derive(next(iter(table.values())))
+        return Unknown(f"?[{key!r}]"[:40], tags_of(table)) if isinstance(key, (str, int)) else Unknown("?[]", tags_of(table))
+
+    def sliced(self, value: Value, cut: ast.Slice, node: ast.Subscript) -> Value:
+        parts = [settled(self.eval(p)) if p is not None else None for p in (cut.lower, cut.upper, cut.step)]
+        by_rank = "rank" in tags_of(parts[0]) and parts[2] is not None
+        if isinstance(value, (list, tuple, str)) and all(p is None or type(p) is int for p in parts):
+            got = value[slice(*parts)] if parts[2] != 0 else value
+            if isinstance(value, Items):
+                made = Items(got)
+                made.loader, made.over = value.loader, value.over
+                return made
+            return got
+        if by_rank:
+            self.memo["strided shard"] = self.place(node)
+            return Unknown("shard", tags_of(value) | {"rank", "strided"})
+        if isinstance(value, Tensor):
+            return derive(value, tags=value.tags | tags_of(parts))
+        if isinstance(value, (list, tuple)):
+            return value
+        return Unknown(f"{ast.unparse(node)[:40]}", tags_of(value) | tags_of(parts), loaders=getattr(value, "loaders", frozenset()))
+
+    # --- operators ---
+
+    def binary(self, node: ast.BinOp) -> Value:
+        return arithmetic(self, settled(self.eval(node.left)), node.op, settled(self.eval(node.right)), node)
+
+    def unary(self, node: ast.UnaryOp) -> Value:
+        value = settled(self.eval(node.operand))
+        if isinstance(node.op, ast.Not):
+            if isinstance(value, (Unknown, Tensor, Truth)) or tags_of(value):
+                return Truth(not self.truth(value, node.operand), tags_of(value))
+            return not self.truth(value, node.operand)
+        if isinstance(value, Tensor):
+            return derive(value)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            operators: dict[type, Callable[[Value], Value]] = {ast.USub: operator.neg, ast.UAdd: operator.pos}
+            return operators.get(type(node.op), operator.neg)(value)
+        return Unknown(f"-{value.name}", value.tags) if isinstance(value, Unknown) else Unknown("-?")
+
+    def boolean(self, node: ast.BoolOp) -> Value:
+        is_and = isinstance(node.op, ast.And)
+        tags = NO_TAGS
+        value: Value = None
+        for index, part in enumerate(node.values):
+            value = self.eval(part)
+            if index == len(node.values) - 1:
+                break
+            truth = self.truth(value, part)
+            tags |= tags_of(value)
+            if truth != is_and:
+                break
+        if tags and isinstance(self.unwrap_truth(value), bool):
+            return Truth(self.truth(value, node), tags | tags_of(value))
+        if tags and isinstance(settled(value), (Unknown, Tensor)) and is_and:
+            return Truth(self.truth(value, node), tags | tags_of(value))
+        return value
+
+    def compare(self, node: ast.Compare) -> Value:
+        left = settled(self.eval(node.left))
+        result: Value = True
+        tags = NO_TAGS
+        for op, other in zip(node.ops, node.comparators, strict=True):
+            right = settled(self.eval(other))
+            result = self.compare_pair(left, op, right, node)
+            if len(node.ops) == 1:
+                return result
+            tags |= tags_of(result)
+            if not self.truth(result, node):
+                break
+            left = right
+        return Truth(self.truth(result, node), tags) if tags else self.truth(result, node)
+
+    def compare_pair(self, left: Value, op: ast.cmpop, right: Value, node: ast.Compare) -> Value:
+        """One comparison."""
+        tags = tags_of(left) | tags_of(right)
+        if isinstance(op, (ast.Is, ast.IsNot)) or (isinstance(op, (ast.Eq, ast.NotEq)) and (left is None or right is None)):
+            return self.is_none(left, op, right, node)
+        left, right = self.unwrap_truth(left), self.unwrap_truth(right)
+        if "scale" in tags:
+            self.emit(ScaleRead, node)
+        if isinstance(op, (ast.In, ast.NotIn)):
+            return self.contains(left, op, right, node)
+        if isinstance(left, Tensor) or isinstance(right, Tensor):
+            parents = [v for v in (left, right) if isinstance(v, Tensor)]
+            return derive(*parents, grad=False, dtype="bool", tags=tags | {"data"})
+        if "rank" in tags and (isinstance(left, Unknown) or isinstance(right, Unknown)):
+            left = self.rank(node) if isinstance(left, Unknown) and "rank" in left.tags else left
+            right = self.rank(node) if isinstance(right, Unknown) and "rank" in right.tags else right
+        found = compare_numbers(left, op, right)
+        if found is not None:
+            return Truth(found, tags) if tags else found
+        return self.compare_unknown(left, op, right, node)
+
+    def compare_unknown(self, left: Value, op: ast.cmpop, right: Value, node: ast.Compare) -> Value:
+        """A comparison whose sides are not both known: a flag, or a condition on data."""
+        tags = tags_of(left) | tags_of(right)
+        negated = isinstance(op, ast.NotEq)
+        if isinstance(op, (ast.Eq, ast.NotEq)) and isinstance(left, Unknown) and isinstance(right, (str, External, int)):
+            literal = right.path if isinstance(right, External) else right
+            return Truth(self.equals(left, literal, node) != negated, tags)
+        if isinstance(left, External) and isinstance(right, External):
+            return (left.path == right.path) != negated
+        text = ast.unparse(node)[:80]
+        usual = isinstance(op, (ast.Gt, ast.GtE)) and not usually_off(text)
+        return Unknown(text, tags, default=usual, has_default=True, loaders=getattr(left, "loaders", frozenset()))
+
+    def equals(self, value: Unknown, literal: object, node: ast.AST) -> bool:
+        """Whether an unknown value is this literal in this world."""
+        bound = self.memo.get(("eq", value.name))
+        if bound is not None:
+            return bool(bound == literal)
+        if "data" in value.tags:
+            return self.on_data(f"{value.name} == {literal!r}", False, node, "synced" in value.tags)
+        usual = value.has_default and value.default == literal
+        answer = self.flag(f"{value.name} == {literal!r}", usual, node)
+        if answer:
+            self.memo[("eq", value.name)] = literal
+        return answer
+
+    def is_none(self, left: Value, op: ast.cmpop, right: Value, node: ast.AST) -> Value:
+        """`x is None` and its like."""
+        negated = isinstance(op, (ast.IsNot, ast.NotEq))
+        value = right if left is None else left
+        if left is not None and right is not None:
+            same = left is right or (isinstance(left, External) and isinstance(right, External) and left.path == right.path)
+            return same != negated
+        if isinstance(value, Unknown):
+            given = self.truth_of_unknown(value, node)
+            return Truth((not given) != negated, value.tags)
+        return (value is None) != negated
+
+    def contains(self, left: Value, op: ast.cmpop, right: Value, node: ast.AST) -> Value:
+        """`x in y`."""
+        negated = isinstance(op, ast.NotIn)
+        if isinstance(right, (list, tuple, dict, str)) and isinstance(left, (str, int)) and not isinstance(right, Items):
+            try:
+                return (left in right) != negated
+            except TypeError:
+                return negated
+        if isinstance(left, Unknown) and "rank" in left.tags and isinstance(right, (list, tuple)):
+            return Truth((self.rank(node) in right) != negated, left.tags)
+        text = ast.unparse(node) if isinstance(node, ast.expr) else "?"
+        return Unknown(text[:80], tags_of(left) | tags_of(right), default=False, has_default=True)
+
+    def truth(self, value: Value, node: ast.AST) -> bool:
+        value = settled(value)
+        if isinstance(value, Truth):
+            return value.value
+        if isinstance(value, Unknown):
+            return self.truth_of_unknown(value, node)
+        if isinstance(value, Tensor):
+            return self.on_data(_text(node), False, node, "synced" in value.tags)
+        if isinstance(value, (Thing, Instance, Function, Class, External, Module, Bound, Partial, Stream, Scope)):
+            return True
+        return bool(value)
+
+    def truth_of_unknown(self, value: Unknown, node: ast.AST) -> bool:
+        """Whether an unknown value is true (or given) in this world."""
+        if value.thing is not None:
+            return True
+        if "rank" in value.tags and not value.has_default and "data" not in value.tags:
+            return self.rank(node) != 0
+        if "main" in value.tags:
+            return self.rank(node) == 0
+        if "data" in value.tags:
+            return self.on_data(value.name, value.normal, node, "synced" in value.tags)
+        usual = bool(value.default) if value.has_default else not usually_off(value.name)
+        kind = "device" if "device" in value.tags else "flag"
+        return self.flag(value.name, usual, node, kind)
+
+    # --- others ---
+
+    def conditional(self, node: ast.IfExp) -> Value:
+        test = self.eval(node.test)
+        taken = self.truth(test, node.test)
+        return self.eval(node.body if taken else node.orelse)
+
+    def function_literal(self, node: ast.Lambda) -> Value:
+        return Function(node, self.scope, self.module, "<lambda>", defaults=[self.eval(d) for d in node.args.defaults])
+
+    def call_node(self, node: ast.Call) -> Value:
+        func = self.eval(node.func)
+        args: list[Value] = []
+        for arg in node.args:
+            if isinstance(arg, ast.Starred):
+                inner = settled(self.eval(arg.value))
+                args.extend(inner if isinstance(inner, (list, tuple)) else [inner])
+            else:
+                args.append(self.eval(arg))
+        kwargs: dict[str, Value] = {}
+        for keyword in node.keywords:
+            value = self.eval(keyword.value)
+            if keyword.arg is not None:
+                kwargs[keyword.arg] = value
+            elif isinstance(value, dict):
+                kwargs.update({k: v for k, v in value.items() if isinstance(k, str)})
+            else:
+                kwargs["**"] = value
+        return self.call(func, args, kwargs, node)
+
+    def comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
+        outer = self.scope
+        self.scope = Scope({}, outer, self.module)
+        made: list[Value] = []
+        keyed: dict[Value, Value] = {}
+
+        def collect() -> None:
+            if isinstance(node, ast.DictComp):
+                key = settled(self.eval(node.key))
+                value = self.eval(node.value)
+                try:
+                    keyed[key] = value
+                except TypeError:
+                    pass
+            else:
+                made.append(self.eval(node.elt))
+
+        try:
+            self._generate(node.generators, collect)
+        finally:
+            self.scope = outer
+        return keyed if isinstance(node, ast.DictComp) else made
+
+    def _generate(self, generators: list[ast.comprehension], collect: Callable[[], None]) -> None:
+        if not generators:
+            collect()
+            return
+        first, rest = generators[0], generators[1:]
+
+        def turn(item: Value) -> None:
+            self.bind(first.target, item)
+            if all(self.truth(self.eval(test), test) for test in first.ifs):
+                self._generate(rest, collect)
+
+        self.turns(self.items(settled(self.eval(first.iter)), first.iter), first.iter, turn)
+
+    def items(self, source: Value, node: ast.expr, body: list[ast.stmt] | None = None) -> Items:
+        raise NotImplementedError
+
+    def turns(self, items: Items, at: ast.AST, body: Callable[[Value], None]) -> None:
+        raise NotImplementedError
+
+    def bind(self, target: ast.expr, value: Value) -> None:
+        raise NotImplementedError
+
+    def walrus(self, node: ast.NamedExpr) -> Value:
+        value = self.eval(node.value)
+        self.bind(node.target, value)
+        return value
+
+    def awaited(self, node: ast.Await) -> Value:
+        return self.eval(node.value)
+
+    def yielded(self, node: ast.Yield | ast.YieldFrom) -> Value:
+        value = self.eval(node.value) if node.value is not None else None
+        receive = self.yields[-1]
+        return receive(value) if receive is not None else None
+
+    def starred(self, node: ast.Starred) -> Value:
+        return self.eval(node.value)
+
+
+def _text(node: ast.AST) -> str:
+    return ast.unparse(node)[:80] if isinstance(node, ast.expr) else "?"
+
+
+EXPRESSIONS: dict[type[ast.expr], Callable[..., Value]] = {
+    ast.Constant: Expressions.constant,
+    ast.Name: Expressions.name,
+    ast.Attribute: Expressions.attribute,
+    ast.List: Expressions.sequence,
+    ast.Tuple: Expressions.sequence,
+    ast.Set: Expressions.sequence,
+    ast.Dict: Expressions.dictionary,
+    ast.JoinedStr: Expressions.joined,
+    ast.Subscript: Expressions.subscript,
+    ast.BinOp: Expressions.binary,
+    ast.UnaryOp: Expressions.unary,
+    ast.BoolOp: Expressions.boolean,
+    ast.Compare: Expressions.compare,
+    ast.IfExp: Expressions.conditional,
+    ast.Lambda: Expressions.function_literal,
+    ast.Call: Expressions.call_node,
+    ast.ListComp: Expressions.comprehension,
+    ast.SetComp: Expressions.comprehension,
+    ast.GeneratorExp: Expressions.comprehension,
+    ast.DictComp: Expressions.comprehension,
+    ast.NamedExpr: Expressions.walrus,
+    ast.Await: Expressions.awaited,
+    ast.Yield: Expressions.yielded,
+    ast.YieldFrom: Expressions.yielded,
+    ast.Starred: Expressions.starred,
+}
+"""Handlers by kind of expression."""

@@ -1,0 +1,123 @@
+"""The interpreter of the imagined run, put together; and what a loop runs over."""
+
+from __future__ import annotations
+
+import ast
+
+from halfstep.imagine.calls import Calls
+from halfstep.imagine.expressions import Expressions
+from halfstep.imagine.statements import Statements
+from halfstep.imagine.values import Bound, Function, Instance, Items, Stream, Tensor, Thing, Unknown, Value, derive, settled, tagged, tags_of
+
+
+class Interpreter(Calls, Statements, Expressions):
+    """Walks a program as Python would, with small numbers and one world's answers."""
+
+    def items(self, source: Value, node: ast.expr, body: list[ast.stmt] | None = None) -> Items:
+        source = settled(source)
+        if isinstance(source, Items):
+            return source
+        if isinstance(source, (list, tuple)):
+            return self._of_list(list(source)[:64], source, node)
+        if isinstance(source, dict):
+            return Items(list(source)[:64])
+        if isinstance(source, Thing):
+            return self._of_thing(source, node)
+        if isinstance(source, Instance):
+            return self._of_instance(source, node)
+        if isinstance(source, Tensor):
+            return Items([derive(source) for _ in range(4)])
+        if isinstance(source, Stream):
+            return self._endless(self.first_of(source))
+        if isinstance(source, str):
+            return Items(list(source)[:8])
+        if isinstance(source, Unknown):
+            return self._of_unknown(source, node)
+        return Items([Unknown("item") for _ in range(2)])
+
+    def _endless(self, element: Value) -> Items:
+        made = Items([element] * (2 * self.micro_batches))
+        made.over = "endless"
+        return made
+
+    def _of_list(self, values: list[Value], source: Value, node: ast.AST) -> Items:
+        made = Items(values)
+        if len(values) > 1 and any(_batch_like(v) for v in values[:2]):
+            made.over = "loader"
+            made.loader = self._named_loader(("list", id(source)), _text(node))
+            self.memo[("alive", id(source))] = source
+        return made
+
+    def _named_loader(self, key: object, name: str) -> Thing:
+        if key not in self.memo:
+            self.memo[key] = self.make("loader", None, name=name, given=True)
+        found = self.memo[key]
+        assert isinstance(found, Thing)
+        return found
+
+    def batches(self, loader: Thing) -> Items:
+        """The micro-batches of a loader."""
+        element = frozenset({loader})
+        made = Items([Tensor(loaders=element, name="batch", tags=tags_of(loader)) for _ in range(self.micro_batches)])
+        made.over, made.loader = "loader", loader
+        return made
+
+    def _of_thing(self, source: Thing, node: ast.AST) -> Items:
+        if source.kind == "loader":
+            return self.batches(source)
+        if source.kind == "params":
+            return self._of_params(source)
+        if source.kind == "dataset":
+            return self.batches(self._named_loader(("dataset", source.number), source.name or _text(node)))
+        if source.kind == "model":
+            layers = source.facts.get("layers")
+            return Items(list(layers)) if isinstance(layers, list) else Items()
+        if source.kind == "defaultdict":
+            return Items(list(source.facts.get("table", {})))
+        return Items([Unknown("item") for _ in range(2)])
+
+    def _of_params(self, source: Thing) -> Items:
+        if source.facts.get("generator") and source.facts.get("used"):
+            return Items()
+        made = Items()
+        owners = list(source.owners) or [source]
+        for owner in owners[:8]:
+            param = self.make("param", None)
+            param.owners = {owner} if owner.kind == "model" else set()
+            made.append(("name", param) if source.facts.get("named") else param)
+        return made
+
+    def _of_instance(self, source: Instance, node: ast.AST) -> Items:
+        method = source.cls.lookup("__iter__")
+        if isinstance(method, Function):
+            got = self.call(Bound(source, "__iter__", method), [], {}, node)
+            return self.items(got, node) if got is not source else self._endless(Unknown("item"))
+        if isinstance(source.cls.lookup("__getitem__"), Function):
+            return self.batches(self._named_loader(("instance", id(source)), source.cls.name))
+        return Items([Unknown("item") for _ in range(2)])
+
+    def _of_unknown(self, source: Unknown, node: ast.AST) -> Items:
+        if source.loaders or source.tags & {"batch size"}:
+            return Items([Unknown(f"{source.name}[]", source.tags, loaders=source.loaders) for _ in range(2)])
+        loader = self._named_loader(("unknown", source.name), source.name)
+        if not loader.facts.get("tags") and source.tags:
+            loader.facts["tags"] = source.tags
+        if "strided" in source.tags:
+            loader.facts["strided"] = True
+        return self.batches(loader)
+
+
+def _text(node: ast.AST) -> str:
+    return ast.unparse(node)[:60] if isinstance(node, ast.expr) else ""
+
+
+def _batch_like(value: Value, depth: int = 0) -> bool:
+    value = settled(value)
+    if isinstance(value, Tensor):
+        return not value.grad
+    if isinstance(value, (tuple, list)) and depth < 2:
+        return bool(value) and any(_batch_like(v, depth + 1) for v in value[:3])
+    return isinstance(value, dict) and depth < 2 and any(_batch_like(v, depth + 1) for v in list(value.values())[:3])
+
+
+__all__ = ["Interpreter", "tagged"]

@@ -1,0 +1,188 @@
+"""Data sets, loaders and samplers; what happens in a worker."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from halfstep.events.vocabulary import Load, MemoryFlush, Save
+from halfstep.imagine.state import OutOfBudget, Restart, Signal
+from halfstep.imagine.values import Bound, Function, Instance, Tensor, Thing, Unknown, Value, settled, tags_of
+
+if TYPE_CHECKING:
+    from halfstep.imagine.calls import Calls
+
+Args = list[Value]
+Kwargs = dict[str, Value]
+_LOADER = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory", "drop_last",
+           "timeout", "worker_init_fn")
+
+
+def _loader(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    given = {**dict(zip(_LOADER, args, strict=False)), **kwargs}
+    dataset = settled(given.get("dataset"))
+    sampler = settled(given.get("sampler"))
+    shuffle = given.get("shuffle")
+    inner = dataset.thing if isinstance(dataset, Instance) else dataset if isinstance(dataset, Thing) else None
+    facts = {
+        "sampler": sampler,
+        "batch_sampler": settled(given.get("batch_sampler")),
+        "shuffle": state.truth(shuffle, node) if shuffle is not None else False,
+        "dataset": inner if inner is not None else dataset,
+        "dataset name": getattr(dataset, "name", ""),
+        "iterable": bool(inner is not None and inner.facts.get("iterable")),
+        "map style": inner is not None and inner.facts.get("iterable") is False,
+        "workers": settled(given.get("num_workers", 0)),
+        "pin_memory": given.get("pin_memory", False),
+        "drop_last": given.get("drop_last", False),
+        "persistent": given.get("persistent_workers") is True,
+        "worker_init": given.get("worker_init_fn") is not None,
+        "open arguments": "**" in given,
+        "tags": tags_of(dataset) | tags_of(sampler),
+    }
+    made = state.make("loader", node, **facts)
+    _imagine_worker(state, made, dataset, given, node)
+    return made
+
+
+def has_workers(loader: Thing) -> bool:
+    """Whether a loader uses worker processes (an unknown number counts as some)."""
+    workers = loader.facts.get("workers")
+    return not (isinstance(workers, int) and workers == 0)
+
+
+def _imagine_worker(state: Calls, loader: Thing, dataset: Value, given: dict[str, Value], node: ast.AST) -> None:
+    """Hear what the data set, the collate function and the worker's start do inside a worker."""
+    if not has_workers(loader):
+        return
+    jobs: list[tuple[Value, Args]] = []
+    if isinstance(dataset, Instance):
+        for name, arguments in (("__getitem__", [Unknown("index")]), ("__iter__", [])):
+            method = dataset.cls.lookup(name)
+            if isinstance(method, Function) and not method.generator:
+                jobs.append((Bound(dataset, name, method), list(arguments)))
+    collate, start = settled(given.get("collate_fn")), settled(given.get("worker_init_fn"))
+    if isinstance(collate, Function):
+        jobs.append((collate, [[Tensor(), Tensor()]]))
+    if isinstance(start, Function):
+        jobs.append((start, [Unknown("worker_id", frozenset({"worker"}))]))
+    saved = state.in_worker, state.loops
+    state.in_worker, state.loops = True, []
+    try:
+        for job, arguments in jobs:
+            _quietly(state, job, arguments, node)
+    finally:
+        state.in_worker, state.loops = saved
+
+
+def _quietly(state: Calls, job: Value, arguments: Args, node: ast.AST) -> None:
+    try:
+        state.call(job, arguments, {}, node)
+    except (OutOfBudget, Restart):
+        raise
+    except Signal:
+        return
+
+
+def _sampler(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    name = path.rsplit(".", 1)[-1]
+    given = {**dict(zip(("dataset", "num_replicas", "rank", "shuffle", "seed", "drop_last"), args, strict=False)), **kwargs}
+    return state.make(
+        "sampler",
+        node,
+        distributed=name == "DistributedSampler",
+        shuffle=given.get("shuffle", True) is not False,
+        drop_last=given.get("drop_last", False) is True,
+        **{"class": name, "inner": settled(args[0]) if args else None},
+    )
+
+
+def _dataset(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    inner = settled(args[0]) if args else None
+    thing = inner.thing if isinstance(inner, Instance) else inner if isinstance(inner, Thing) else None
+    iterable = bool(thing is not None and thing.facts.get("iterable"))
+    return state.make("dataset", node, iterable=iterable, tags=tags_of(args) | tags_of(kwargs))
+
+
+def _split(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    return [_dataset(state, node, args[:1], {}, path) for _ in range(3)]
+
+
+def _save(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    state.emit(Save, node, states=states_in(args[0] if args else kwargs.get("obj")))
+    return None
+
+
+def states_in(value: Value, depth: int = 0) -> frozenset[str]:
+    """The kinds of object whose state a value holds; `?` when that cannot be told."""
+    value = settled(value)
+    if isinstance(value, Thing) and value.kind == "state":
+        return frozenset({str(value.facts.get("of"))})
+    if isinstance(value, dict) and depth < 4:
+        return frozenset().union(*(states_in(v, depth + 1) for v in value.values())) if value else frozenset()
+    if isinstance(value, (list, tuple)) and depth < 4:
+        return frozenset().union(*(states_in(v, depth + 1) for v in value)) if value else frozenset()
+    if isinstance(value, (Unknown, Instance)):
+        return frozenset({"?"})
+    if isinstance(value, Thing):
+        return frozenset({value.kind})
+    return frozenset()
+
+
+def _load(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    located = "map_location" in kwargs or len(args) > 1 or "**" in kwargs
+    state.emit(Load, node, target=None, map_location=located)
+    return Unknown("checkpoint")
+
+
+def _empty_cache(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    state.emit(MemoryFlush, node, kind="torch.cuda.empty_cache")
+    return None
+
+
+def _synchronize(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    state.memo["synchronized"] = state.number("time")
+    return None
+
+
+def _worker_info(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    return Unknown("worker_info", frozenset({"worker"}))
+
+
+def _initial_seed(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    return Unknown("initial_seed", frozenset({"worker"}))
+
+
+def _generator(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    made = state.make("context", None, what="generator")
+    made.kind = "generator"
+    made.facts["seed"] = args[0] if args else None
+    made.place = state.place(node)
+    return made
+
+
+TABLE: dict[str, Callable[..., Value]] = {
+    "torch.utils.data.DataLoader": _loader,
+    "torchdata.stateful_dataloader.StatefulDataLoader": _loader,
+    "torch.utils.data.random_split": _split,
+    "torch.utils.data.get_worker_info": _worker_info,
+    "torch.initial_seed": _initial_seed,
+    "torch.save": _save,
+    "torch.load": _load,
+    "torch.cuda.empty_cache": _empty_cache,
+    "torch.cuda.synchronize": _synchronize,
+    "torch.accelerator.synchronize": _synchronize,
+    "torch.Generator": _generator,
+    "numpy.random.default_rng": _generator,
+    "numpy.random.RandomState": _generator,
+    "random.Random": _generator,
+}
+"""Handlers by path."""
+PATTERNS = (
+    (re.compile(r"(^|\.)(DistributedSampler|RandomSampler|SequentialSampler|WeightedRandomSampler|SubsetRandomSampler|BatchSampler)$"), _sampler),
+    (re.compile(r"^torch\.utils\.data\.\w*(Dataset|Subset)$"), _dataset),
+    (re.compile(r"^torchvision\.datasets\.\w+"), _dataset),
+)
+"""Handlers by pattern of the path."""

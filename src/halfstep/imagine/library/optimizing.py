@@ -1,0 +1,325 @@
+"""Methods of models, optimizers, scalers and schedulers."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from halfstep.events.vocabulary import (
+    AverageUpdate,
+    Load,
+    Mode,
+    ScalerUpdate,
+    SchedulerStep,
+    Step,
+    Unscale,
+    ZeroGrad,
+)
+from halfstep.imagine.library import frameworks, tensor_methods, tensors, training
+from halfstep.imagine.library.externals import blend
+from halfstep.imagine.state import Reach
+from halfstep.imagine.values import Instance, Ratio, Tensor, Thing, Unknown, Value, model_of, settled, tagged
+
+if TYPE_CHECKING:
+    from halfstep.imagine.calls import Calls
+
+Args = list[Value]
+Kwargs = dict[str, Value]
+
+
+def call(state: Calls, thing: Thing, name: str, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    """A method of a library object."""
+    if name == "state_dict":
+        return state.make("state", None, of=thing.kind, thing=thing)
+    if name == "load_state_dict":
+        state.emit(Load, node, target=thing)
+        return None
+    handler = HANDLERS.get(thing.kind, {}).get(name)
+    if handler is not None:
+        return handler(state, thing, args, kwargs, node)
+    if thing.kind == "model":
+        return _other_model_method(state, thing, name, args, kwargs, node)
+    if thing.kind == "param" and name.endswith("_"):
+        return _write_param(state, thing, name, node)
+    if thing.kind in ("param", "params"):
+        return Tensor(models=frozenset(thing.owners), name="parameter", dtype="float")
+    if thing.kind == "average" and name in ("update", "update_parameters", "step"):
+        state.emit(AverageUpdate, node, target=thing)
+        return None
+    return Unknown(f"{thing.name or thing.kind}.{name}()")
+
+
+# --- models ---
+
+
+def _parameters(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    made = state.make("params", None)
+    made.owners, made.facts["generator"] = {thing}, True
+    return made
+
+
+def _named_parameters(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    made = state.make("params", None)
+    made.owners, made.facts["named"] = {thing}, True
+    return made
+
+
+def _set_mode(training_mode: bool) -> Callable[..., Value]:
+    def handler(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+        mode = training_mode
+        if training_mode and args:
+            mode = state.truth(args[0], node)
+        for other in state.things:
+            inner = other.facts.get("inner")
+            if other.kind == "model" and (thing in other.family() or inner is thing):
+                other.training = mode
+        state.emit(Mode, node, model=thing, training=mode)
+        return thing.facts.get("instance") or thing
+
+    return handler
+
+
+def _to(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    for value in [*args, *kwargs.values()]:
+        dtype = tensors.dtype_name(value)
+        if dtype in ("float16", "bfloat16", "float32"):
+            _cast(state, thing, dtype, node)
+        device = tensors.device_name(value)
+        if device is not None:
+            _place_on(state, thing, device, value, node)
+    return thing.facts.get("instance") or thing
+
+
+def _place_on(state: Calls, thing: Thing, device: str, value: Value, node: ast.AST) -> None:
+    thing.device = device
+    thing.facts["moved at"] = state.place(node)
+    held = settled(value)
+    if isinstance(held, Thing):
+        thing.facts["indexed device"], thing.facts["device made"] = bool(held.facts.get("indexed")), held.place
+    else:
+        thing.facts["indexed device"] = not isinstance(held, str) or ":" in held
+
+
+def _cuda(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    thing.device = "cuda"
+    thing.facts["indexed device"] = bool(args)
+    thing.facts["device made"] = state.place(node)
+    return thing.facts.get("instance") or thing
+
+
+def _cast(state: Calls, thing: Thing, dtype: str, node: ast.AST) -> None:
+    thing.dtype = dtype if dtype != "float32" else None
+    thing.facts["cast at"] = state.place(node)
+
+
+def _cast_method(dtype: str) -> Callable[..., Value]:
+    def handler(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+        _cast(state, thing, dtype, node)
+        return thing.facts.get("instance") or thing
+
+    return handler
+
+
+def _zero_model(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    state.emit(ZeroGrad, node, optimizers=Reach(frozenset({thing})))
+    return None
+
+
+def _no_sync(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    return state.make("context", node, what="no_sync", model=thing)
+
+
+def _requires_grad(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    thing.facts["frozen"] = bool(args) and args[0] is False
+    return thing.facts.get("instance") or thing
+
+
+def _forward(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    return state.forward(thing, args, kwargs, node)
+
+
+def _same_model(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    return thing.facts.get("instance") or thing
+
+
+def _clip_model(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    params = state.make("params", None)
+    params.owners = {thing}
+    return training.clip(state, params, "norm", node)
+
+
+def _join(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    state.make("join", node)
+    return state.make("context", None, what="null")
+
+
+def _other_model_method(state: Calls, thing: Thing, name: str, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    if name in ("apply", "compile", "gradient_checkpointing_enable", "register_comm_hook", "share_memory", "type", "double"):
+        return thing.facts.get("instance") or thing
+    if name in ("modules", "children", "named_modules", "named_children", "buffers"):
+        return []
+    made = blend(state, f"{name}()", [*args, *kwargs.values(), thing], node)
+    if isinstance(made, Tensor):
+        state._mark_distribution(thing, made, node)
+    return made
+
+
+def _write_param(state: Calls, thing: Thing, name: str, node: ast.AST) -> Value:
+    for owner in thing.owners:
+        if owner.facts.get("copy_of") is not None:
+            state.emit(AverageUpdate, node, target=owner)
+    return thing
+
+
+# --- optimizers ---
+
+
+def _step(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    closure = settled(args[0] if args else kwargs.get("closure"))
+    if frameworks.suspended(thing):
+        return None
+    if closure is not None:
+        state.call(closure, [], {}, node)
+    say_step(state, thing, None, closure is not None, node)
+    return Tensor(dtype="float", name="loss")
+
+
+def say_step(state: Calls, optimizer: Thing, scaler: Thing | None, closure: bool, node: ast.AST) -> None:
+    """An optimizer steps."""
+    half = tuple(m for m in optimizer.owners if _dtype(m) == "float16")
+    bf16 = tuple(m for m in optimizer.owners if _dtype(m) == "bfloat16")
+    state.emit(Step, node, optimizer=optimizer, scaler=scaler, closure=closure, region=state.region, half_params=half, bf16_params=bf16)
+
+
+def _dtype(model: Thing) -> str | None:
+    inner = model.facts.get("inner")
+    return model.dtype or (_dtype(inner) if isinstance(inner, Thing) else None)
+
+
+def _zero(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    if not frameworks.suspended(thing):
+        state.emit(ZeroGrad, node, optimizers=(thing,))
+    return None
+
+
+def _add_group(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    owners, _, _ = training.params_of(state, args[0] if args else None)
+    thing.owners |= owners
+    return None
+
+
+# --- scalers ---
+
+
+def _optimizer_of(state: Calls, value: Value) -> Thing | None:
+    value = settled(value)
+    if isinstance(value, Unknown):
+        promoted = state.promote(value, "optimizer")
+        value = promoted
+    if isinstance(value, Instance) and value.thing is None:
+        inner = [settled(v) for v in value.attrs.values()]
+        value = next((v for v in inner if isinstance(v, Thing) and v.kind == "optimizer"), None)
+    return value if isinstance(value, Thing) and value.kind == "optimizer" else None
+
+
+def _scale(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    return tensor_methods.scaled(state, thing, args, node)
+
+
+def _unscale(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    optimizer = _optimizer_of(state, args[0] if args else kwargs.get("optimizer"))
+    if optimizer is not None and thing.facts.get("enabled") is not False:
+        state.emit(Unscale, node, scaler=thing, optimizer=optimizer)
+    return None
+
+
+def _scaler_step(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    optimizer = _optimizer_of(state, args[0] if args else kwargs.get("optimizer"))
+    if optimizer is not None:
+        off = thing.facts.get("enabled") is False
+        closure = len(args) > 1 or "closure" in kwargs
+        say_step(state, optimizer, None if off else thing, closure, node)
+    return None
+
+
+def _update(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    if thing.facts.get("enabled") is not False:
+        state.emit(ScalerUpdate, node, scaler=thing)
+    return None
+
+
+def _get_scale(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Ratio:
+    made = tagged(65536.0, frozenset({"scale"}))
+    assert isinstance(made, Ratio)
+    return made
+
+
+def native_scaler(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    """timm's `NativeScaler`: scale, backward, unscale, clip, step and update in one call."""
+    scaler = thing.facts["scaler"]
+    loss = tensor_methods.scaled(state, scaler, args[:1], node)
+    if isinstance(loss, Tensor):
+        frameworks.say_backward(state, loss, node)
+    if not state.truth(kwargs.get("need_update", kwargs.get("update_grad", True)), node):
+        return None
+    _unscale(state, scaler, args[1:2], {}, node)
+    params = kwargs.get("parameters")
+    if params is not None:
+        training.clip(state, params, "norm", node)
+    _scaler_step(state, scaler, args[1:2], {}, node)
+    _update(state, scaler, [], {}, node)
+    return None
+
+
+# --- schedulers ---
+
+
+def _schedule(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    if frameworks.suspended(thing):
+        return None
+    metric = ""
+    if isinstance(node, ast.Call) and (node.args or node.keywords):
+        metric = _metric(state, node.args[0] if node.args else node.keywords[0].value)
+    optimizer = thing.facts.get("optimizer")
+    state.emit(SchedulerStep, node, scheduler=thing, optimizer=optimizer, metric=metric, argument=bool(args or kwargs))
+    return None
+
+
+def _metric(state: Calls, node: ast.expr) -> str:
+    if isinstance(node, ast.IfExp):
+        return _metric(state, node.body if state.truth(state.eval(node.test), node.test) else node.orelse)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return "-" + _metric(state, node.operand)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and isinstance(node.left, ast.Constant):
+        return "-" + _metric(state, node.right)
+    return ast.unparse(node)[:60]
+
+
+HANDLERS: dict[str, dict[str, Callable[..., Value]]] = {
+    "model": {
+        "parameters": _parameters,
+        "named_parameters": _named_parameters,
+        "train": _set_mode(True),
+        "eval": _set_mode(False),
+        "to": _to,
+        "cuda": _cuda,
+        "half": _cast_method("float16"),
+        "bfloat16": _cast_method("bfloat16"),
+        "float": _cast_method("float32"),
+        "zero_grad": _zero_model,
+        "no_sync": _no_sync,
+        "requires_grad_": _requires_grad,
+        "forward": _forward,
+        "cpu": _same_model,
+        "clip_grad_norm_": _clip_model,
+        "join": _join,
+    },
+    "optimizer": {"step": _step, "zero_grad": _zero, "add_param_group": _add_group},
+    "scaler": {"scale": _scale, "unscale_": _unscale, "step": _scaler_step, "update": _update, "get_scale": _get_scale},
+    "scheduler": {"step": _schedule, "step_update": _schedule},
+    "native scaler": {},
+}
+"""Methods by kind of object."""
+
+__all__ = ["call", "model_of", "native_scaler", "say_step"]

@@ -1,0 +1,522 @@
+"""Python's own functions and the standard library, as far as training loops use them."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from halfstep.events.vocabulary import HostRead, MemoryFlush, RacyRead, Report, Seed
+from halfstep.imagine.naming import hinted
+from halfstep.imagine.state import Raised
+from halfstep.imagine.values import (
+    NO_TAGS,
+    Bound,
+    Class,
+    Count,
+    External,
+    Function,
+    Instance,
+    Items,
+    Module,
+    Partial,
+    Ratio,
+    Stream,
+    Tensor,
+    Thing,
+    Truth,
+    Unknown,
+    Value,
+    derive,
+    items_like,
+    settled,
+    tagged,
+    tags_of,
+)
+
+if TYPE_CHECKING:
+    from halfstep.imagine.calls import Calls
+
+Args = list[Value]
+Kwargs = dict[str, Value]
+
+
+def _len(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    value = settled(args[0]) if args else None
+    if isinstance(value, Items):
+        return tagged(len(value), frozenset({"loader"}) if value.loader else NO_TAGS)
+    if isinstance(value, (list, tuple)):
+        batches = len(value) > 1 and _is_batch(value[0])
+        return tagged(len(value), frozenset({"loader"}) if batches else NO_TAGS)
+    if isinstance(value, (dict, str)):
+        return len(value)
+    if isinstance(value, Thing) and value.kind == "loader":
+        return tagged(state.micro_batches, frozenset({"loader"}))
+    if isinstance(value, Thing) and value.kind == "dataset":
+        return Unknown(f"len({value.name})", frozenset({"dataset"}))
+    if isinstance(value, Tensor):
+        return Unknown("batch size", frozenset({"batch size"}))
+    if isinstance(value, Instance):
+        if value.thing is not None and value.thing.kind == "dataset":
+            return Unknown(f"len({value.thing.name})", frozenset({"dataset"}))
+        method = value.cls.lookup("__len__")
+        return state.call(Bound(value, "__len__", method), [], {}, node) if isinstance(method, Function) else Unknown("len")
+    if isinstance(value, Unknown):
+        return _unknown_length(state, value)
+    return Unknown("len")
+
+
+def _unknown_length(state: Calls, value: Unknown) -> Value:
+    last = value.name.rsplit(".", 1)[-1].lower()
+    if "dataset" in value.tags or last.endswith(("dataset", "_ds", "_set")) or last == "ds":
+        return Unknown(f"len({value.name})", frozenset({"dataset"}))
+    if "batch size" in value.tags or value.loaders:
+        return Unknown("batch size", frozenset({"batch size"}))
+    if any(word in last for word in ("load", "batches", "iter", "_dl", "data")) or last == "dl":
+        return tagged(state.micro_batches, frozenset({"loader"}))
+    return Unknown(f"len({value.name})")
+
+
+def _is_batch(value: Value) -> bool:
+    value = settled(value)
+    if isinstance(value, Tensor):
+        return not value.grad
+    if isinstance(value, (tuple, list)):
+        return bool(value) and any(_is_batch(v) for v in value[:3])
+    return isinstance(value, dict) and any(_is_batch(v) for v in list(value.values())[:3])
+
+
+def _range(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    values = [state.unwrap_truth(settled(a)) for a in args]
+    tags = frozenset().union(*(tags_of(v) for v in values)) if values else NO_TAGS
+    bounds = [v if isinstance(v, int) else _bound(v, state) for v in values]
+    try:
+        numbers = range(*[int(b) for b in bounds][:3])
+    except (ValueError, TypeError):
+        numbers = range(state.micro_batches)
+    made = Items([tagged(i, frozenset({"index"}) | (tags & {"rank"})) for i in _sample(numbers)])
+    made.over, made.tags = "count", tags
+    if "loader" in tags and "epochs" not in tags:
+        made.over = "loader"
+        made.loader = state.memo.setdefault(("range", id(node)), state.make("loader", None, name="range", given=True))
+    return made
+
+
+def _bound(value: Value, state: Calls) -> int:
+    name = getattr(value, "name", "")
+    return state.micro_batches * 2 if "step" in name or "iter" in name else state.micro_batches
+
+
+WHOLE_WINDOWS = 24
+"""Long counts are shortened by whole multiples of this, so that windows of 2, 3, 4, 6, 8 and 12 keep their phase."""
+
+
+def _sample(numbers: range) -> list[int]:
+    if len(numbers) <= 2 * WHOLE_WINDOWS:
+        return list(numbers)
+    tail = WHOLE_WINDOWS + len(numbers) % WHOLE_WINDOWS
+    return [*numbers[:WHOLE_WINDOWS], *numbers[-tail:]] if tail < len(numbers) - WHOLE_WINDOWS else list(numbers)
+
+
+def _enumerate(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    source = state.items(settled(args[0]), node) if args else Items()
+    start = state.unwrap_truth(settled(args[1] if len(args) > 1 else kwargs.get("start", 0)))
+    start = start if isinstance(start, int) else 0
+    index = frozenset({"index"})
+    return items_like([(tagged(start + i, index), item) for i, item in enumerate(source)], source)
+
+
+def _zip(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    sources = [state.items(settled(a), node) for a in args]
+    if not sources:
+        return Items()
+    first = next((s for s in sources if s.loader is not None), sources[0])
+    finite = [s for s in sources if s.over != "endless"] or sources
+    length = min(len(s) for s in finite)
+    return items_like([tuple(s[min(i, len(s) - 1)] for s in sources if s) for i in range(length)], first)
+
+
+def _same_items(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    value = settled(args[0]) if args else None
+    if isinstance(value, Thing) and value.kind == "params":
+        copied = state.make("params", None, owners=value.owners)
+        copied.owners, copied.facts = value.owners, {**value.facts, "generator": False}
+        return copied
+    if isinstance(value, (list, tuple)):
+        return items_like(list(value), value) if isinstance(value, Items) else list(value)
+    if isinstance(value, dict):
+        return list(value)
+    if isinstance(value, (Thing, Stream)):
+        return state.items(value, node)
+    return value if value is not None else []
+
+
+def _iter(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    return args[0] if args else None
+
+
+def _next(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    value = settled(args[0]) if args else None
+    if isinstance(value, Stream):
+        return state.first_of(value)
+    if isinstance(value, (list, tuple)):
+        return value[0] if value else Unknown("next")
+    items = state.items(value, node)
+    return items[0] if items else Unknown("next")
+
+
+def _sum(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    value = settled(args[0]) if args else None
+    if isinstance(value, (list, tuple)):
+        return total_of(state, list(value), node)
+    if isinstance(value, Unknown):
+        return Unknown(f"sum({value.name})", value.tags)
+    return derive(value) if isinstance(value, Tensor) else Unknown("sum")
+
+
+def total_of(state: Calls, values: list[Value], node: ast.AST) -> Value:
+    """The sum of a list."""
+    values = [settled(v) for v in values]
+    tensors = [v for v in values if isinstance(v, Tensor)]
+    if tensors:
+        retained = frozenset().union(*(state.memo.get(("list", id(v)), frozenset()) for v in values))
+        made = derive(*tensors)
+        made.retained |= retained
+        return made
+    numbers = [v for v in values if isinstance(v, (int, float))]
+    if len(numbers) == len(values):
+        return sum(numbers)
+    return Unknown("sum", tags_of(values), loaders=frozenset().union(*(getattr(v, "loaders", frozenset()) for v in values)))
+
+
+def _extreme(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    values = [settled(a) for a in (args[0] if len(args) == 1 and isinstance(args[0], (list, tuple)) else args)]
+    tags = tags_of(values)
+    numbers = [v for v in values if isinstance(v, (int, float))]
+    if values and len(numbers) == len(values):
+        return tagged(max(numbers) if path.endswith("max") else min(numbers), tags - {"index"})
+    tensors = [v for v in values if isinstance(v, Tensor)]
+    return derive(*tensors) if tensors else Unknown(path, tags)
+
+
+def _number(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    value = state.unwrap_truth(settled(args[0])) if args else 0
+    if isinstance(value, Tensor):
+        return read_on_host(state, value, node, path.rsplit(".", 1)[-1])
+    if isinstance(value, (int, float)):
+        kind: Callable[[Value], Value] = int if path.endswith("int") else float
+        try:
+            return tagged(kind(value), tags_of(value))
+        except (ValueError, OverflowError):
+            return Unknown("number", tags_of(value))
+    if isinstance(value, str):
+        try:
+            return int(value) if path.endswith("int") else float(value)
+        except ValueError:
+            return Unknown("number")
+    if isinstance(value, Unknown):
+        return value
+    return Unknown("number", tags_of(value))
+
+
+def read_on_host(state: Calls, value: Tensor, node: ast.AST, what: str) -> Unknown:
+    """The host reads a tensor's number."""
+    state.emit(HostRead, node, what=what, scaled=value.scaler is not None, device=value.device)
+    if value.copied is not None and not state.memo.get("synchronized", 0) > state.memo.get(("copied", value.copied), 0):
+        state.emit(RacyRead, node, copied=value.copied)
+    tags = (value.tags | {"data"}) - {"batch size"}
+    if value.reduction == "mean":
+        tags |= {"sum of means"}
+    return Unknown(value.name or "value", tags, loaders=value.loaders)
+
+
+def _text(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    value = state.unwrap_truth(settled(args[0])) if args else ""
+    if isinstance(value, Unknown):
+        return value
+    return str(value) if isinstance(value, (str, int, float)) else Unknown("text", tags_of(value))
+
+
+def _bool(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    value = settled(args[0]) if args else False
+    if isinstance(value, (Unknown, Tensor)):
+        if isinstance(value, Tensor):
+            return Unknown("condition", value.tags | {"data"}, loaders=value.loaders)
+        return value
+    return Truth(state.truth(value, node), tags_of(value))
+
+
+def _isinstance(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    value = settled(args[0]) if args else None
+    kinds = args[1] if len(args) > 1 else None
+    kinds = list(kinds) if isinstance(kinds, (tuple, list)) else [kinds]
+    if isinstance(value, Instance):
+        names = {k.name for k in kinds if isinstance(k, Class)} | {k.last for k in kinds if isinstance(k, External)}
+        return value.cls.name in names or value.cls.is_a(*names)
+    lasts = {k.last for k in kinds if isinstance(k, External)} | {k.name for k in kinds if isinstance(k, (Class, Unknown))}
+    if isinstance(value, Tensor):
+        return bool(lasts & {"Tensor", "FloatTensor"})
+    if isinstance(value, Thing):
+        return bool(lasts) and (value.facts.get("class") in lasts or (value.kind == "model" and "Module" in lasts))
+    if isinstance(value, Unknown):
+        return Unknown(f"isinstance({value.name}, {sorted(lasts)})", default=False, has_default=True)
+    names = {type(value).__name__, *(base.__name__ for base in type(value).__mro__)} - {"object"}
+    return bool(names & lasts)
+
+
+_KNOWN_METHODS = {
+    "sampler": {"set_epoch"},
+    "model": {"module"},
+}
+
+
+def _hasattr(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    if len(args) < 2:
+        return False
+    value, name = settled(args[0]), args[1]
+    if isinstance(value, Thing):
+        if value.kind == "sampler":
+            return name == "set_epoch" and bool(value.facts.get("distributed"))
+        if value.kind == "model" and name in ("module", "no_sync"):
+            return value.facts.get("inner") is not None
+        return True
+    if isinstance(value, Instance):
+        return name in value.attrs or value.cls.lookup(name) is not None if isinstance(name, str) else False
+    if value is None or isinstance(value, (int, float, str)):
+        return False
+    return Unknown(f"hasattr({getattr(value, 'name', '?')}, {name!r})", default=False, has_default=True)
+
+
+def _getattr(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    value, name = settled(args[0]), args[1] if len(args) > 1 else None
+    if not isinstance(name, str):
+        return Unknown("getattr")
+    if isinstance(value, Instance) and name not in value.attrs and value.cls.lookup(name) is None and len(args) > 2:
+        return args[2]
+    if value is None:
+        return args[2] if len(args) > 2 else Unknown("getattr")
+    if len(args) > 2 and isinstance(value, Unknown) and f".{name}" not in value.children and args[2] is not None:
+        return hinted(name, args[2] if isinstance(args[2], (int, float)) and not isinstance(args[2], bool) else state.getattr(value, name, node))
+    return state.getattr(value, name, node)
+
+
+def _setattr(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    if len(args) == 3 and isinstance(args[1], str):
+        state.setattr(args[0], args[1], args[2], node)
+    return None
+
+
+def _print(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    from halfstep.imagine.library.externals import shown
+
+    call = node if isinstance(node, ast.Call) else None
+    values = list(args)
+    for piece in ast.walk(call) if call is not None else ():
+        if isinstance(piece, ast.FormattedValue) and isinstance(piece.value, ast.Name):
+            values.append(state.eval(piece.value))
+    for value in args:
+        if isinstance(settled(value), Tensor):
+            read_on_host(state, settled(value), node, "print")
+    shown(state, values, node, "print")
+    return None
+
+
+def _super(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    scope = state.scope
+    while scope is not None and "\0class" not in scope.names:
+        scope = scope.outer
+    made = state.make("context", None, what="super")
+    made.kind = "super"
+    if scope is not None:
+        made.facts.update(cls=scope.names["\0class"], instance=scope.names["\0self"])
+    return made
+
+
+def _map(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    sources = [state.items(settled(a), node) for a in args[1:]]
+    if not sources:
+        return []
+    return items_like([state.call(args[0], list(group), {}, node) for group in zip(*sources, strict=False)], sources[0])
+
+
+def _dict(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    base = settled(args[0]) if args else {}
+    named = {key: hinted(key, value) for key, value in kwargs.items()}
+    return {**base, **named} if isinstance(base, dict) else named
+
+
+def _any_all(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    values = settled(args[0]) if args else []
+    if isinstance(values, (Unknown, Tensor)):
+        return Unknown(path, tags_of(values))
+    truths = [state.truth(v, node) for v in list(values)[:64]] if isinstance(values, (list, tuple)) else []
+    return any(truths) if path.endswith("any") else all(truths)
+
+
+def _partial(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    return Partial(args[0], args[1:], kwargs) if args else Unknown("partial")
+
+
+def _deepcopy(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    from halfstep.imagine.values import model_of
+
+    value = settled(args[0]) if args else None
+    model = model_of(value)
+    if model is None:
+        return list(value) if type(value) is list else dict(value) if type(value) is dict else value
+    copied = state.make("model", node, copy_of=model)
+    copied.training, copied.dtype, copied.device = model.training, model.dtype, model.device
+    copied.facts.update({k: v for k, v in model.facts.items() if k not in ("inner", "wrapper")})
+    copied.facts["copy_of"] = model
+    if isinstance(value, Instance):
+        twin = Instance(value.cls, dict(value.attrs), copied)
+        copied.facts["instance"] = twin
+        return twin
+    return copied
+
+
+def _math(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    value = settled(args[0]) if args else 0
+    name = path.rsplit(".", 1)[-1]
+    if name in ("isfinite", "isnan", "isinf"):
+        tags = tags_of(value)
+        if isinstance(value, (int, float)) and "scale" not in tags:
+            return getattr(math, name)(value)
+        return Unknown(f"{name}({getattr(value, 'name', 'value')})", tags | {"data"}, normal=name == "isfinite",
+                       loaders=getattr(value, "loaders", frozenset()))
+    if isinstance(value, (int, float)) and len(args) == 1 and hasattr(math, name):
+        try:
+            return tagged(getattr(math, name)(value), tags_of(value))
+        except (ValueError, OverflowError, TypeError):
+            return Unknown(name, tags_of(value))
+    if isinstance(value, Tensor):
+        return read_on_host(state, value, node, name)
+    return Unknown(f"{name}({getattr(value, 'name', '?')})", tags_of(args))
+
+
+def _collect(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    state.emit(MemoryFlush, node, kind="gc.collect")
+    return 0
+
+
+def _seed(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    value = args[0] if args else next(iter(kwargs.values()), None)
+    tags = tags_of(value)
+    known = not tags & {"rank", "worker", "data"} and not (isinstance(value, Unknown) and "seed" in value.name and "()" in value.name)
+    state.emit(Seed, node, constant=known and value is not None, in_worker=state.in_worker)
+    return None
+
+
+def _exit(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    raise Raised
+
+
+def _defaultdict(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    table = state.make("context", None, what="defaultdict", factory=args[0] if args else None)
+    table.kind = "defaultdict"
+    return table
+
+
+def _environ_get(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    return environment(args[0] if args else None)
+
+
+def environment(name: Value) -> Value:
+    """A variable of the environment."""
+    text = name if isinstance(name, str) else "?"
+    if text in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK"):
+        return Unknown("rank" if text == "RANK" else "local_rank", frozenset({"rank"}))
+    if text == "WORLD_SIZE":
+        return tagged(2, frozenset({"world"}))
+    return Unknown(f"${text}")
+
+
+def _type(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    value = settled(args[0]) if args else None
+    return value.cls if isinstance(value, Instance) else Unknown("type")
+
+
+def _simple_namespace(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    made = Unknown("args")
+    made.children.update({f".{key}": hinted(key, value) for key, value in kwargs.items()})
+    return made
+
+
+def _parser(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    made = state.make("context", None, what="parser")
+    made.kind = "parser"
+    made.facts["options"] = {}
+    return made
+
+
+def _nothing(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    return None
+
+
+def _load_module(value: Value) -> bool:
+    return isinstance(value, Module)
+
+
+TABLE: dict[str, Callable[..., Value]] = {
+    "builtins.len": _len,
+    "builtins.range": _range,
+    "builtins.enumerate": _enumerate,
+    "builtins.zip": _zip,
+    "builtins.list": _same_items,
+    "builtins.tuple": _same_items,
+    "builtins.sorted": _same_items,
+    "builtins.reversed": _same_items,
+    "builtins.set": _same_items,
+    "builtins.iter": _iter,
+    "builtins.next": _next,
+    "builtins.sum": _sum,
+    "builtins.max": _extreme,
+    "builtins.min": _extreme,
+    "builtins.int": _number,
+    "builtins.float": _number,
+    "builtins.round": _number,
+    "builtins.abs": _number,
+    "builtins.str": _text,
+    "builtins.bool": _bool,
+    "builtins.isinstance": _isinstance,
+    "builtins.hasattr": _hasattr,
+    "builtins.getattr": _getattr,
+    "builtins.setattr": _setattr,
+    "builtins.print": _print,
+    "builtins.super": _super,
+    "builtins.map": _map,
+    "builtins.filter": lambda s, n, a, k, p: s.items(settled(a[1]), n) if len(a) > 1 else [],
+    "builtins.dict": _dict,
+    "builtins.any": _any_all,
+    "builtins.all": _any_all,
+    "builtins.type": _type,
+    "builtins.exit": _exit,
+    "builtins.quit": _exit,
+    "sys.exit": _exit,
+    "os._exit": _exit,
+    "functools.partial": _partial,
+    "copy.deepcopy": _deepcopy,
+    "copy.copy": _deepcopy,
+    "collections.defaultdict": _defaultdict,
+    "collections.OrderedDict": _dict,
+    "gc.collect": _collect,
+    "random.seed": _seed,
+    "numpy.random.seed": _seed,
+    "torch.manual_seed": _seed,
+    "torch.cuda.manual_seed": _seed,
+    "torch.cuda.manual_seed_all": _seed,
+    "torch.seed": _seed,
+    "os.environ.get": _environ_get,
+    "os.getenv": _environ_get,
+    "argparse.ArgumentParser": _parser,
+    "argparse.Namespace": _simple_namespace,
+    "types.SimpleNamespace": _simple_namespace,
+    "time.time": lambda s, n, a, k, p: Unknown("time"),
+    **{f"math.{name}": _math for name in ("ceil", "floor", "sqrt", "log", "exp", "cos", "sin", "isfinite", "isnan", "isinf")},
+    **{f"numpy.{name}": _math for name in ("isfinite", "isnan", "isinf", "ceil", "floor")},
+    "math.pi": _nothing,
+}
+"""Handlers by path."""
+
+__all__ = ["TABLE", "Count", "Ratio", "environment", "read_on_host", "total_of"]

@@ -1,0 +1,126 @@
+"""Methods of tensors, and criteria."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from halfstep.events.vocabulary import Divisor, ScaleLoss, Transfer
+from halfstep.imagine.library import tensors, training
+from halfstep.imagine.library.frameworks import say_backward
+from halfstep.imagine.library.python import read_on_host
+from halfstep.imagine.values import Tensor, Thing, Unknown, Value, derive, settled, tags_of
+
+if TYPE_CHECKING:
+    from halfstep.imagine.calls import Calls
+
+Args = list[Value]
+Kwargs = dict[str, Value]
+HOST_READS = {"item", "tolist", "numpy"}
+IN_PLACE_WRITES = {"lerp_", "mul_", "copy_", "add_", "sub_", "div_", "clamp_", "zero_", "fill_", "data.copy_"}
+SAME = {"contiguous", "view", "reshape", "squeeze", "unsqueeze", "flatten", "transpose", "permute", "expand", "clone", "requires_grad_", "chunk", "split", "t"}
+
+
+def call(state: Calls, value: Tensor, name: str, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    """A method of a tensor."""
+    if name == "backward":
+        say_backward(state, value, node)
+        return None
+    if name in HOST_READS:
+        return read_on_host(state, value, node, name)
+    if name in ("to", "cuda", "cpu", "type", "type_as"):
+        return _move(state, value, name, args, kwargs, node)
+    if name in ("detach", "detach_"):
+        return derive(value, grad=False, models=frozenset(), name=value.name, copied=value.copied)
+    if name in ("float", "double", "half", "bfloat16", "long", "int", "bool"):
+        kinds = {"float": "float", "double": "float", "half": "half", "bfloat16": "bfloat", "bool": "bool"}
+        return derive(value, dtype=kinds.get(name, "int"), copied=value.copied)
+    if "gradient" in value.tags and name in IN_PLACE_WRITES:
+        return _edit_gradient(state, value, name, args, node)
+    if name in ("size", "numel", "dim"):
+        return Unknown("batch size", frozenset({"batch size"}))
+    if name in ("all", "any"):
+        return Unknown("condition", value.tags | {"data"}, loaders=value.loaders)
+    if name in ("chunk", "split", "unbind", "tensor_split"):
+        return [derive(value) for _ in range(4)]
+    if name in ("max", "min", "topk", "sort") and (args or kwargs) and name != "max":
+        return derive(value)
+    if name in ("items", "keys", "values") and not value.grad:
+        return [("key", derive(value))] if name == "items" else ["key"] if name == "keys" else [derive(value)]
+    if name in SAME:
+        return derive(value, grad=value.grad or name == "requires_grad_", name=value.name)
+    if name in ("pin_memory", "share_memory_"):
+        return value
+    if name.endswith("_") and name[:-1] in ("div", "true_divide") and args:
+        return _divided_in_place(state, value, args[0], node)
+    return tensors.apply(state, name.rstrip("_") if name != "masked_fill_" else name, [value, *args], kwargs, node)
+
+
+def _divided_in_place(state: Calls, value: Tensor, by: Value, node: ast.AST) -> Tensor:
+    by = settled(by)
+    number = float(by) if isinstance(by, (int, float)) else None
+    value.divisors = (*value.divisors, Divisor(number, tags_of(by), state.place(node)))
+    return value
+
+
+def _edit_gradient(state: Calls, value: Tensor, name: str, args: Args, node: ast.AST) -> Value:
+    if name in ("zero_", "fill_"):
+        from halfstep.events.vocabulary import ZeroGrad
+        from halfstep.imagine.state import Reach
+
+        state.emit(ZeroGrad, node, optimizers=Reach(value.models))
+        return value
+    by = settled(args[0]) if args else None
+    divides = name == "div_" or (name == "mul_" and isinstance(by, float) and by < 1)
+    divisor = Divisor(float(by) if isinstance(by, (int, float)) and name == "div_" else None, tags_of(by), state.place(node)) if divides else None
+    training.edit_gradients(state, set(value.models), divisor, node)
+    return value
+
+
+def _move(state: Calls, value: Tensor, name: str, args: Args, kwargs: Kwargs, node: ast.AST) -> Tensor:
+    target = "cpu" if name == "cpu" else "cuda" if name == "cuda" else None
+    for arg in [*args, *kwargs.values()]:
+        target = target or tensors.device_name(arg) if not isinstance(arg, bool) else target
+    dtype = next((d for d in (tensors.dtype_name(a) for a in [*args, kwargs.get("dtype")]) if d in _DTYPES), None)
+    if isinstance(settled(args[0]) if args else None, Unknown) and str(getattr(settled(args[0]), "name", "")).endswith(".dtype"):
+        dtype = None
+        kind = str(settled(args[0]).name).split(".")[0]
+        same = kind if kind in ("half", "float", "bfloat") else value.dtype
+    else:
+        same = value.dtype
+    lagging = kwargs.get("non_blocking") is True or (name in ("to",) and len(args) > 1 and args[1] is True)
+    unknown_device = target is None and bool(args) and dtype is None and isinstance(settled(args[0]), (Unknown, Thing))
+    if target is not None or unknown_device:
+        loader = next(iter(value.loaders), None)
+        state.emit(Transfer, node, to=target or "device", blocking=not lagging, loader=loader, in_worker=state.in_worker)
+    moved = derive(value, dtype=_DTYPES.get(dtype or "", same), device=target or value.device, name=value.name)
+    if target == "cpu" and lagging:
+        moved.copied = state.place(node)
+        state.memo[("copied", moved.copied)] = state.number("time")
+    return moved
+
+
+_DTYPES = {"float16": "half", "bfloat16": "bfloat", "float32": "float", "float64": "float", "long": "int", "int64": "int", "int": "int", "bool": "bool"}
+
+
+def criterion(state: Calls, value: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    """Call a loss module."""
+    options = value.facts.get("options", {})
+    name = str(value.facts.get("criterion"))
+    given = {k: v for k, v in options.items() if k in ("reduction", "ignore_index")}
+    return tensors.loss(state, name, args, {**kwargs, **given}, node)
+
+
+def scaled(state: Calls, scaler: Thing, args: Args, node: ast.AST) -> Value:
+    """`scaler.scale(loss)`."""
+    values = settled(args[0]) if args else None
+    if isinstance(values, (list, tuple)):
+        return [scaled(state, scaler, [v], node) for v in values]
+    if scaler.facts.get("enabled") is False:
+        return values
+    state.emit(ScaleLoss, node, scaler=scaler)
+    if isinstance(values, Unknown):
+        values = state.promote(values, "tensor")
+    if not isinstance(values, Tensor):
+        return values
+    return derive(values, scaler=scaler)

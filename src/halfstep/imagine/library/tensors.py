@@ -1,0 +1,239 @@
+"""Tensor functions, layers and losses."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from halfstep.events.vocabulary import Loss, Numeric, RandomDraw
+from halfstep.imagine.arithmetic import check_half_reduction, region_dtype, say_small_guard
+from halfstep.imagine.values import NO_TAGS, Tensor, Thing, Unknown, Value, derive, model_of, settled, tags_of
+
+if TYPE_CHECKING:
+    from halfstep.imagine.calls import Calls
+
+Args = list[Value]
+Kwargs = dict[str, Value]
+
+MATMUL = {"matmul", "mm", "bmm", "einsum", "linear", "conv1d", "conv2d", "conv3d", "addmm", "baddbmm", "scaled_dot_product_attention", "chain_matmul", "mv"}
+REDUCTIONS = {"sum", "mean", "norm", "var", "std", "cumsum", "pow", "square", "prod", "logsumexp"}
+CAST_UP = {"softmax", "log_softmax", "exp", "log", "pow", "sum", "norm", "cumsum", "prod", "square", "cross_entropy", "nll_loss", "mse_loss", "l1_loss",
+           "kl_div", "smooth_l1_loss", "layer_norm", "logsumexp", "cosine_similarity", "normalize", "binary_cross_entropy_with_logits"}
+ROOTS = {"log", "sqrt", "rsqrt", "reciprocal", "log2", "log10"}
+LARGEST_HALF = 65504.0
+LOSS_NAMES = re.compile(r"(_loss|cross_entropy|binary_cross_entropy\w*|kl_div|_error)$")
+
+
+def apply(state: Calls, name: str, inputs: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    """A tensor function of this name, whether it was called as a function or as a method."""
+    from halfstep.imagine.library.externals import blend, flat
+
+    tensors = [v for v in flat([*inputs, *kwargs.values()]) if isinstance(v, Tensor)]
+    if not tensors:
+        return blend(state, name, [*inputs, *kwargs.values()], node)
+    first = tensors[0]
+    if name in ROOTS and first.guard is not None:
+        say_small_guard(state, node)
+    if name in REDUCTIONS:
+        check_half_reduction(state, first, name, node)
+    if name in ("masked_fill", "masked_fill_", "where", "full_like"):
+        _check_fill(state, tensors, inputs, kwargs, node)
+    made = derive(*tensors, tags=frozenset().union(*(t.tags for t in tensors)))
+    if isinstance(inputs[0] if inputs else None, (list, tuple)):
+        made.retained |= frozenset().union(*(state.memo.get(("list", id(t)), frozenset()) for t in tensors))
+    return _typed(state, made, first, name, inputs, kwargs, node)
+
+
+def _typed(state: Calls, made: Tensor, first: Tensor, name: str, inputs: Args, kwargs: Kwargs, node: ast.AST) -> Tensor:
+    if name in MATMUL and state.region is not None:
+        made.dtype = region_dtype(state)
+        made.regions = tuple(dict.fromkeys((*made.regions, state.region)))
+    elif name in CAST_UP and state.region is not None and state.region.device != "cpu":
+        made.dtype = "float"
+    if name in ("mean", "nanmean"):
+        made.reduction = "mean"
+    elif name == "sum":
+        made.reduction = "sum" if made.grad else made.reduction
+        if not made.grad and ("mask" in first.name or first.dtype == "bool" or "mask" in first.tags):
+            made.tags |= {"count"}
+    elif name in ("argmax", "argmin", "argsort", "eq", "ne", "gt", "lt", "ge", "le", "isfinite", "isnan", "isinf", "bincount", "nonzero"):
+        made.grad, made.dtype, made.models = False, "bool" if name[0] in "isegnl" else "int", frozenset()
+        made.reduction = None
+    elif name in ("sigmoid", "sigmoid_"):
+        made.probability = True
+    if name in ("clamp", "clip", "clamp_min", "clamp_min_", "clamp_", "maximum"):
+        low = next((v for v in [*inputs[1:], kwargs.get("min")] if isinstance(v, float)), None)
+        if low is not None and 0 < low < 6e-8 and first.dtype == "half":
+            made.guard = state.place(node)
+    return made
+
+
+def _check_fill(state: Calls, tensors: list[Tensor], inputs: Args, kwargs: Kwargs, node: ast.AST) -> None:
+    numbers = [v for v in [*inputs, *kwargs.values()] if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    huge = any(abs(n) > LARGEST_HALF and n not in (float("inf"), float("-inf")) for n in numbers)
+    if huge and any(t.dtype == "half" for t in tensors):
+        state.emit(Numeric, node, kind="mask-overflow", region=state.region)
+
+
+def _function(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    name = path.rsplit(".", 1)[-1]
+    if path.startswith("torch.nn.functional.") and LOSS_NAMES.search(name):
+        return loss(state, name, args, kwargs, node)
+    if name in ("isfinite", "isnan", "isinf"):
+        value = settled(args[0]) if args else None
+        return Unknown(f"{name}({_name(value)})", tags_of(value) | {"data"}, normal=name == "isfinite",
+                       loaders=getattr(value, "loaders", frozenset()))
+    if name == "dropout":
+        state.emit(RandomDraw, node)
+    return apply(state, name, args, kwargs, node)
+
+
+def _name(value: Value) -> str:
+    return getattr(value, "name", "") or "value"
+
+
+def loss(state: Calls, name: str, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    """A named criterion."""
+    from halfstep.imagine.library.externals import flat
+
+    reduction = kwargs.get("reduction", "mean")
+    reduction = reduction if isinstance(reduction, str) else None
+    state.emit(Loss, node, criterion=name, reduction=reduction, region=state.region)
+    tensors = [v for v in flat([*args, *kwargs.values()]) if isinstance(v, Tensor)]
+    made = derive(*tensors) if tensors else Tensor(grad=state.grad_enabled)
+    made.divisors = ()
+    made.reduction = {"batchmean": "mean"}.get(reduction or "", reduction)
+    if kwargs.get("ignore_index") is not None and reduction == "mean":
+        made.reduction = "token_mean"
+    if state.region is not None:
+        made.dtype = "float"
+    return made
+
+
+def _module(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    name = path.rsplit(".", 1)[-1]
+    if name.endswith("Loss"):
+        made = state.make("context", None, what="criterion", criterion=name, options=kwargs)
+        made.kind = "criterion"
+        return made
+    if name in ("Parameter", "Buffer", "UninitializedParameter"):
+        tensor = Tensor(grad=True, dtype="float")
+        tensor.name = "parameter"
+        return tensor
+    if name in ("ModuleList", "ModuleDict", "ParameterList", "ParameterDict"):
+        return settled(args[0]) if args else []
+    return layer(state, node, name, args, kwargs)
+
+
+def layer(state: Calls, node: ast.AST, name: str, args: Args, kwargs: Kwargs) -> Thing:
+    """A module of torch.nn."""
+    parts = [settled(a) for a in (args[0].values() if args and isinstance(args[0], dict) else args)]
+    made = state.make("model", node, **{"class": name})
+    if name == "Sequential":
+        made.facts["layers"] = parts
+        for part in parts:
+            child = model_of(part)
+            if child is not None:
+                child.parents.append(made)
+                made.facts["mode_dependent"] = made.facts.get("mode_dependent") or child.facts.get("mode_dependent")
+    if re.search(r"Dropout|BatchNorm|InstanceNorm", name):
+        made.facts["mode_dependent"] = True
+    made.facts.setdefault("mode_dependent", False)
+    if kwargs.get("dtype") is not None:
+        made.dtype = dtype_name(kwargs["dtype"])
+        made.facts["cast at"] = state.place(node)
+    return made
+
+
+def dtype_name(value: Value) -> str | None:
+    """`float16`, `bfloat16`, `float32` ... of a dtype value."""
+    from halfstep.imagine.values import External
+
+    value = settled(value)
+    if isinstance(value, External) and value.path.startswith("torch."):
+        return {"half": "float16", "float": "float32", "bfloat": "bfloat16"}.get(value.last, value.last)
+    if isinstance(value, str):
+        return {"fp16": "float16", "bf16": "bfloat16", "half": "float16"}.get(value, value)
+    return None
+
+
+def _random(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    if kwargs.get("generator") is None:
+        state.emit(RandomDraw, node)
+    return _fresh(state, node, args, kwargs, path)
+
+
+def _fresh(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    tags = frozenset().union(*(tags_of(a) for a in [*args, *kwargs.values()])) if args or kwargs else NO_TAGS
+    tags &= {"rank", "world", "data", "synced", "accum"}
+    made = Tensor(tags=tags, dtype="int" if path.endswith(("randint", "arange", "randperm")) else "float")
+    made.grad = kwargs.get("requires_grad") is True
+    device = kwargs.get("device")
+    made.device = device_name(device)
+    return made
+
+
+def device_name(value: Value) -> str | None:
+    """`cuda`, `cpu`, ... of a device value."""
+    value = settled(value)
+    if isinstance(value, str):
+        return value.split(":")[0]
+    if isinstance(value, Thing) and value.kind == "device":
+        name = value.facts.get("type")
+        return name if isinstance(name, str) else None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return "cuda"
+    if isinstance(value, Unknown) and "rank" in value.tags:
+        return "cuda"
+    if isinstance(value, Unknown) and value.name.startswith("'cuda"):
+        return "cuda"
+    return None
+
+
+def _device(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    value = args[0] if args else kwargs.get("type")
+    made = state.make("device", node, type=device_name(value) or (value if isinstance(value, Unknown) else None))
+    index = args[1] if len(args) > 1 else kwargs.get("index")
+    text = settled(value)
+    made.facts["indexed"] = index is not None or (isinstance(text, str) and ":" in text) or not isinstance(text, str)
+    return made
+
+
+def _autograd_grad(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    from halfstep.imagine.library.externals import flat
+
+    outputs = args[0] if args else kwargs.get("outputs")
+    tensors = [v for v in flat([outputs]) if isinstance(v, Tensor)]
+    made = derive(*tensors) if tensors else Tensor(grad=True)
+    if made.scaler is not None:
+        made.penalty, made.scaler = state.place(node), None
+    made.divisors = ()
+    return (made,)
+
+
+def _item_like(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    from halfstep.imagine.library.python import read_on_host
+
+    value = settled(args[0]) if args else None
+    return read_on_host(state, value, node, "array") if isinstance(value, Tensor) else value
+
+
+TABLE: dict[str, Callable[..., Value]] = {
+    **{f"torch.{n}": _random for n in ("rand", "randn", "randint", "randperm", "normal", "rand_like", "randn_like", "bernoulli", "multinomial", "randint_like")},
+    **{f"torch.{n}": _fresh for n in ("zeros", "ones", "empty", "full", "arange", "tensor", "as_tensor", "from_numpy", "linspace", "eye", "zeros_like", "ones_like")},
+    "torch.device": _device,
+    "torch.autograd.grad": _autograd_grad,
+    "numpy.asarray": _item_like,
+    "numpy.array": _item_like,
+    "torch.compile": lambda s, n, a, k, p: a[0] if a else None,
+    "torch.jit.script": lambda s, n, a, k, p: a[0] if a else None,
+}
+"""Handlers by path."""
+PATTERNS = (
+    (re.compile(r"^torch\.nn\.functional\.\w+$"), _function),
+    (re.compile(r"^torch\.nn\.(utils\.)?[A-Z]\w*$"), _module),
+    (re.compile(r"^torch\.(linalg\.|special\.)?[a-z]\w*$"), _function),
+)
+"""Handlers by pattern of the path, tried last."""

@@ -1,0 +1,204 @@
+"""Optimizers, schedulers, clipping, averages of weights."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from halfstep.events.vocabulary import Clip, Divisor
+from halfstep.imagine.state import Reach
+from halfstep.imagine.values import NO_TAGS, Function, Instance, Tensor, Thing, Unknown, Value, model_of, settled, tags_of
+
+if TYPE_CHECKING:
+    from halfstep.imagine.calls import Calls
+
+Args = list[Value]
+Kwargs = dict[str, Value]
+
+
+def params_of(state: Calls, value: Value, depth: int = 0) -> tuple[set[Thing], bool, bool]:
+    """The models whose parameters a value holds; whether that is all of them; whether a generator was used up."""
+    value = settled(value)
+    if isinstance(value, Thing) and value.kind == "params":
+        exhausted = bool(value.facts.get("generator")) and bool(value.facts.get("used"))
+        if value.facts.get("generator"):
+            value.facts["used"] = True
+        return set(value.owners), not value.facts.get("part"), exhausted
+    model = model_of(value)
+    if model is not None:
+        return {model}, True, False
+    if isinstance(value, Thing) and value.kind == "param":
+        return set(value.owners), False, False
+    if isinstance(value, Thing) and value.kind == "optimizer":
+        return set(value.owners), True, False
+    if isinstance(value, dict) and "params" in value:
+        return params_of(state, value["params"], depth)
+    if isinstance(value, (list, tuple)) and depth < 4:
+        found: set[Thing] = set()
+        whole, used = True, False
+        for item in value[:64]:
+            owners, all_of, gone = params_of(state, item, depth + 1)
+            found |= owners
+            whole, used = whole and all_of, used or gone
+        return found, whole, used
+    return set(), False, False
+
+
+def _optimizer(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    params = args[0] if args else kwargs.get("params")
+    owners, _, _ = params_of(state, params)
+    lr = kwargs.get("lr", args[1] if len(args) > 1 else None)
+    made = state.make("optimizer", node, lr=lr, **{"class": path.rsplit(".", 1)[-1]})
+    made.owners = owners
+    if isinstance(settled(params), Unknown) and not owners:
+        made.facts["unknown params"] = True
+    return made
+
+
+def _scheduler(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    name = path.rsplit(".", 1)[-1]
+    optimizer = settled(args[0] if args else kwargs.get("optimizer"))
+    if isinstance(optimizer, Unknown):
+        optimizer = state.promote(optimizer, "optimizer")
+    rest = args[1:]
+    parts = [v for v in _flat([*rest, *kwargs.values()]) if isinstance(v, Thing) and v.kind == "scheduler"]
+    facts = dict(zip(_PARAMETERS.get(name, ()), rest, strict=False)) | kwargs
+    made = state.make("scheduler", node, **{"class": name, "optimizer": optimizer, "args": facts, "site": state.stack[-1] if state.stack else None})
+    for part in parts:
+        part.facts["part of"] = made
+    if isinstance(optimizer, Thing):
+        made.facts["optimizer"] = optimizer
+    made.facts["horizon"] = _horizon(state, name, facts, rest)
+    if name in ("LambdaLR", "MultiplicativeLR"):
+        _ask_lambda(state, made, facts, rest, optimizer, node)
+    return made
+
+
+_PARAMETERS = {
+    "StepLR": ("step_size", "gamma"),
+    "MultiStepLR": ("milestones", "gamma"),
+    "CosineAnnealingLR": ("T_max", "eta_min"),
+    "ExponentialLR": ("gamma",),
+    "OneCycleLR": ("max_lr", "total_steps", "epochs", "steps_per_epoch"),
+    "LinearLR": ("start_factor", "end_factor", "total_iters"),
+    "PolynomialLR": ("total_iters", "power"),
+    "LambdaLR": ("lr_lambda",),
+    "ReduceLROnPlateau": ("mode", "factor", "patience"),
+    "CosineAnnealingWarmRestarts": ("T_0", "T_mult"),
+    "get_linear_schedule_with_warmup": ("num_warmup_steps", "num_training_steps"),
+    "get_cosine_schedule_with_warmup": ("num_warmup_steps", "num_training_steps"),
+    "get_polynomial_decay_schedule_with_warmup": ("num_warmup_steps", "num_training_steps"),
+}
+_HORIZON = ("T_max", "total_steps", "num_training_steps", "total_iters", "step_size", "milestones")
+
+
+def _horizon(state: Calls, name: str, facts: dict[str, Value], rest: Args) -> frozenset[str]:
+    """What the scheduler's length counts."""
+    found = NO_TAGS
+    for key in _HORIZON:
+        found |= tags_of(settled(facts.get(key)))
+    if name == "OneCycleLR" and "steps_per_epoch" in facts:
+        found |= tags_of(settled(facts["steps_per_epoch"])) | tags_of(settled(facts.get("epochs"))) | {"loader", "epochs"}
+    if name == "LambdaLR":
+        for value in _flat([*rest, *facts.values()]):
+            if isinstance(value, Function):
+                found |= _captured(value)
+    return found
+
+
+def _captured(function: Function) -> frozenset[str]:
+    names = {n.id for n in ast.walk(function.node) if isinstance(n, ast.Name)}
+    scope = function.scope
+    found = NO_TAGS
+    while scope is not None and not scope.is_class and scope is not function.module.scope:
+        for name in names & set(scope.names):
+            if re.search(r"total|training|max|num|t_|steps|n_", name, re.I):
+                found |= tags_of(settled(scope.names[name]))
+        scope = scope.outer
+    return found
+
+
+def _flat(values: Args) -> Args:
+    found: Args = []
+    for value in values:
+        value = settled(value)
+        if isinstance(value, (list, tuple)):
+            found.extend(settled(v) for v in value)
+        else:
+            found.append(value)
+    return found
+
+
+def _ask_lambda(state: Calls, made: Thing, facts: dict[str, Value], rest: Args, optimizer: Value, node: ast.AST) -> None:
+    """Call the schedule with step 0 and 1: does its result hold the learning rate itself?"""
+    lr = optimizer.facts.get("lr") if isinstance(optimizer, Thing) else None
+    for value in _flat([*rest, facts.get("lr_lambda")]):
+        if not isinstance(value, Function) or lr is None:
+            continue
+        results = [settled(state.call(value, [step], {}, node)) for step in (0, 1)]
+        if isinstance(lr, float) and 0 < lr < 0.5 and all(isinstance(r, float) and 0 < r <= lr * 1.0001 for r in results):
+            if results[0] == lr or abs(results[0] - lr) < 1e-3 * lr:
+                made.facts["absolute"] = True
+        if isinstance(lr, Unknown) and all(isinstance(r, Unknown) and lr.name in r.factors for r in results):
+            made.facts["absolute"] = True
+
+
+def _clip(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    params = args[0] if args else kwargs.get("parameters")
+    return clip(state, params, "value" if "value" in path else "norm", node)
+
+
+def clip(state: Calls, params: Value, kind: str, node: ast.AST) -> Tensor:
+    """Clip the gradients of parameters."""
+    owners, whole, exhausted = params_of(state, params)
+    state.emit(Clip, node, optimizers=Reach(frozenset(owners)), kind=kind, exhausted=exhausted, partial=not whole and bool(owners))
+    return Tensor(dtype="float", tags=frozenset({"data", "gradnorm"}), name="norm")
+
+
+def edit_gradients(state: Calls, owners: set[Thing], divisor: Divisor | None, node: ast.AST) -> None:
+    """Gradients are rewritten by hand."""
+    state.emit(Clip, node, optimizers=Reach(frozenset(owners)), kind="divide" if divisor else "edit", divisor=divisor)
+
+
+def _average(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    model = model_of(args[0]) if args else None
+    return state.make("average", node, of=model)
+
+
+def _pretrained(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    from halfstep.imagine.library.tensors import dtype_name
+
+    made = state.make("model", node, **{"class": path.rsplit(".", 1)[0]})
+    dtype = dtype_name(kwargs.get("torch_dtype", kwargs.get("dtype")))
+    if dtype in ("float16", "bfloat16"):
+        made.dtype = dtype
+        made.facts["cast at"] = state.place(node)
+    made.facts["frozen"] = None
+    return made
+
+
+def held_by(value: Value) -> Thing | None:
+    """The library object behind an object of the program."""
+    return value.thing if isinstance(value, Instance) else value if isinstance(value, Thing) else None
+
+
+TABLE: dict[str, Callable[..., Value]] = {
+    "torch.nn.utils.clip_grad_norm_": _clip,
+    "torch.nn.utils.clip_grad_norm": _clip,
+    "torch.nn.utils.clip_grad_value_": _clip,
+    "torch.nn.utils.clip_grads_with_norm_": _clip,
+}
+"""Handlers by path."""
+PATTERNS = (
+    (re.compile(r"lr_scheduler\.[A-Z]\w+$"), _scheduler),
+    (re.compile(r"(^|\.)get_(\w+_)?schedule(r)?(_with\w*)?$"), _scheduler),
+    (re.compile(r"(^|\.)(AveragedModel|ModelEma\w*|EMA|ExponentialMovingAverage|EMAModel)$"), _average),
+    (re.compile(r"^torch\.optim\.(\w+\.)?[A-Z]\w+$"), _optimizer),
+    (re.compile(r"(^|\.)(Fused)?(Adam\w*|SGD\w*|Lion\w*|LAMB|Lamb|Adafactor|Muon|Shampoo|SOAP|RAdam|Prodigy|AdEMAMix)$"), _optimizer),
+    (re.compile(r"(^|\.)(Auto\w*Model\w*|\w+For\w+|\w+Model|\w+Pipeline)\.from_(pretrained|config)$"), _pretrained),
+    (re.compile(r"^torchvision\.models\.\w+"), _pretrained),
+    (re.compile(r"(^|\.)(timm\.create_model|create_model|torch\.hub\.load)$"), _pretrained),
+)
+"""Handlers by pattern of the path."""

@@ -1,0 +1,61 @@
+"""What the names that people use for numbers say, where the program itself does not."""
+
+from __future__ import annotations
+
+import re
+
+from halfstep.imagine.values import NO_TAGS, Count, Ratio, Tags, Unknown, Value, tagged
+
+_ACCUM = re.compile(r"accum|grad_acc|(^|_)ga_steps|update_freq|micro_?(steps|batches)$|(^|_)iters_to_acc", re.I)
+_EPOCHS = re.compile(r"(^|_)(n_?|num_?|max_?|total_?|train_?)*epochs$|^ne$|^max_epoch$|^total_epoch$|^n_epoch$|^num_epoch$", re.I)
+_WORLD = re.compile(r"world(_?size)?$|^num_replicas$|^nprocs$|num_processes$|^n_gpus$|^ngpus", re.I)
+_RANK = re.compile(r"(^|_)rank$|^global_rank$", re.I)
+_OFF = re.compile(r"debug|dry|eval_only|only|test_mode|profile|resume|^skip|overfit|sanity|disable|^no_|verbose", re.I)
+_INDEX = re.compile(r"^(i|it|idx|step|iter|iteration|batch_idx|batch_i|batch_index|i_batch|micro_step|batch_id|n_iter|data_iter_step)$")
+
+
+def tags_for(name: str) -> Tags:
+    """What a number of this name counts."""
+    if _ACCUM.search(name):
+        return frozenset({"accum"})
+    if _EPOCHS.search(name):
+        return frozenset({"epochs"})
+    if _WORLD.search(name):
+        return frozenset({"world"})
+    return NO_TAGS
+
+
+def hinted(name: str, value: Value) -> Value:
+    """A value as it becomes when it gets this name: numbers get their unit, unknown counts a small number."""
+    if isinstance(value, Unknown):
+        return _guessed(name, value)
+    if type(value) in (int, float, Count, Ratio):
+        tags = tags_for(name)
+        if tags and not (isinstance(value, (Count, Ratio)) and value.tags):
+            if "accum" in tags and isinstance(value, int) and value in (0, 1) and not name.startswith("_") and name.endswith(("steps", "accumulation", "iter")):
+                value = 4
+            return tagged(int(value) if isinstance(value, int) else float(value), tags)
+    return value
+
+
+def _guessed(name: str, value: Unknown) -> Value:
+    if value.thing is not None or value.children:
+        return value
+    if _RANK.search(name):
+        value.tags |= {"rank"}
+        return value
+    tags = tags_for(name)
+    if value.has_default and isinstance(value.default, (str, bool)) or not tags or value.tags & {"data"}:
+        return value
+    number = 4 if "accum" in tags else 2
+    return tagged(number, tags)
+
+
+def usually_off(name: str) -> bool:
+    """Whether a flag of this name is off in the usual run."""
+    return bool(_OFF.search(name.rsplit(".", 1)[-1]))
+
+
+def is_index(name: str) -> bool:
+    """Whether a parameter of this name counts micro-batches."""
+    return bool(_INDEX.match(name))

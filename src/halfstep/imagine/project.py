@@ -1,0 +1,106 @@
+"""The files of a program: parses them once, and finds the ones that an import means."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from pathlib import Path
+
+from halfstep.imagine.values import Module
+
+MAX_IMPORTED_BYTES = 300_000
+MAX_MODULES = 12
+
+
+class Project:
+    """The file under check and its neighbours that it imports."""
+
+    def __init__(self, tree: ast.Module, path: str) -> None:
+        self.main = Module("__main__", path, tree)
+        self._found: dict[str, Module | None] = {}
+        self._generators: dict[int, bool] = {}
+        self._trees: dict[str, ast.Module | None] = {path: tree}
+
+    def fresh(self) -> None:
+        """Forget what was run, for the next world."""
+        self.main = Module("__main__", self.main.path, self.main.tree)
+        self._found = {
+            key: Module(found.name, found.path, found.tree) if found is not None else None
+            for key, found in self._found.items()
+        }
+
+    def find(self, dotted: str, importer: str) -> Module | None:
+        """The project's module of this name as seen from a file, or None if it is a library."""
+        if not dotted or len(self._found) > 200:
+            return None
+        key = f"{Path(importer).parent}:{dotted}"
+        if key not in self._found:
+            path = _locate(dotted, importer)
+            tree = self._parse(path) if path is not None else None
+            self._found[key] = Module(dotted.lstrip("."), str(path), tree) if tree is not None else None
+        return self._found[key]
+
+    def _parse(self, path: Path) -> ast.Module | None:
+        name = str(path)
+        if name not in self._trees:
+            self._trees[name] = None
+            if len(self._trees) <= MAX_MODULES and path.stat().st_size < MAX_IMPORTED_BYTES:
+                self._trees[name] = parse(path.read_text(encoding="utf-8", errors="replace"))
+        return self._trees[name]
+
+    def is_generator(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+        """Whether a function yields."""
+        key = id(node)
+        if key not in self._generators:
+            self._generators[key] = _yields(node.body)
+        return self._generators[key]
+
+
+def parse(text: str) -> ast.Module | None:
+    """The syntax tree, or None where there is none."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _locate(dotted: str, importer: str) -> Path | None:
+    level = len(dotted) - len(dotted.lstrip("."))
+    parts = [p for p in dotted.lstrip(".").split(".") if p]
+    here = Path(importer).parent
+    if importer.startswith("<"):
+        return None
+    if level:
+        for _ in range(level - 1):
+            here = here.parent
+        return _file(here.joinpath(*parts))
+    if not parts or parts[0] in ("torch", "numpy", "transformers", "os", "sys"):
+        return None
+    for root in (here, here.parent):
+        found = _file(root.joinpath(*parts))
+        if found is not None:
+            return found
+    return None
+
+
+def _file(base: Path) -> Path | None:
+    try:
+        for candidate in (base.with_suffix(".py"), base / "__init__.py"):
+            if candidate.is_file():
+                return candidate
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+def _yields(body: list[ast.stmt]) -> bool:
+    todo: list[ast.AST] = list(body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, (ast.Yield, ast.YieldFrom)):
+            return True
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            todo.extend(ast.iter_child_nodes(node))
+    return False

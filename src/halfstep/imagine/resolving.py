@@ -1,0 +1,87 @@
+"""From drafts to events: which optimizers a loss reaches is known only when all of them were seen."""
+
+from __future__ import annotations
+
+from halfstep.events.trace import Trace
+from halfstep.events.vocabulary import Backward, Clip, Event, Made, Ref, Step
+from halfstep.imagine.state import Draft, Reach, State
+from halfstep.imagine.values import Thing, Value
+
+
+def trace_of(state: State, root: str, repeated: bool) -> Trace:
+    """The finished trace of a run."""
+    resolver = _Resolver(state)
+    events = tuple(resolver.event(serial, draft) for serial, draft in enumerate(state.drafts))
+    return Trace(events, state.world.decisions, root, repeated)
+
+
+class _Resolver:
+    def __init__(self, state: State) -> None:
+        self.optimizers = [t for t in state.things if t.kind == "optimizer"]
+        self.drafts = state.drafts
+        self.made = {d.fields["what"]: i for i, d in enumerate(state.drafts) if d.kind is Made}
+        vague = [t for t in self.optimizers if not t.owners]
+        self.vague = vague
+        self.steps = {t: [i for i, d in enumerate(state.drafts) if d.kind is Step and d.fields["optimizer"] is t] for t in vague}
+
+    def event(self, serial: int, draft: Draft) -> Event:
+        fields: dict[str, Value] = {}
+        for name, value in draft.fields.items():
+            if isinstance(value, Reach):
+                fields[name] = self.reached(value, serial, draft)
+            elif name == "partial" and draft.kind is Clip:
+                continue
+            else:
+                fields[name] = _plain(value)
+        if draft.kind is Clip:
+            fields["partial"] = self.partly(draft, serial)
+        return draft.kind(serial=serial, **fields)
+
+    def reached(self, reach: Reach, serial: int, draft: Draft) -> tuple[Ref, ...]:
+        found = [t for t in self.optimizers if t.owners and self.made.get(t, -1) < serial and _touches(t, reach.models)]
+        if reach.models and found and not any(m for m in reach.models if not _owned(m, found)):
+            return tuple(t.ref for t in found)
+        vague = self.vague
+        if not reach.models:
+            found = [t for t in self.optimizers if self.made.get(t, -1) < serial]
+            return tuple(t.ref for t in found)
+        if len(vague) > 1 and draft.kind is Backward:
+            nearest = min(vague, key=lambda t: next((i for i in self.steps[t] if i > serial), 10**9))
+            vague = [nearest]
+        return tuple(t.ref for t in [*found, *vague])
+
+    def partly(self, draft: Draft, serial: int) -> tuple[Ref, ...]:
+        reach = draft.fields["optimizers"]
+        if not isinstance(reach, Reach) or not reach.models:
+            return ()
+        return tuple(
+            t.ref
+            for t in self.optimizers
+            if t.owners and _touches(t, reach.models) and not all(_covered(o, reach.models) for o in t.owners)
+        )
+
+
+def _touches(optimizer: Thing, models: frozenset[Thing]) -> bool:
+    return any(_related(owner, model) for owner in optimizer.owners for model in models)
+
+
+def _related(a: Thing, b: Thing) -> bool:
+    return a in b.family() or b in a.family()
+
+
+def _owned(model: Thing, optimizers: list[Thing]) -> bool:
+    return any(_related(owner, model) for t in optimizers for owner in t.owners)
+
+
+def _covered(owner: Thing, models: frozenset[Thing]) -> bool:
+    return any(_related(owner, model) for model in models)
+
+
+def _plain(value: Value) -> Value:
+    if isinstance(value, Thing):
+        return value.ref
+    if isinstance(value, tuple):
+        return tuple(_plain(v) for v in value)
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,253 @@
+"""What a run in one world carries along: where it is, what is open around it, and what was heard so far."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from contextlib import contextmanager
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from halfstep.events.vocabulary import Event, Made, Place, Region, Turn
+from halfstep.imagine.values import NO_TAGS, Module, Scope, Tags, Tensor, Thing, Truth, Unknown, Value
+from halfstep.imagine.worlds import World
+
+if TYPE_CHECKING:
+    from halfstep.imagine.project import Project
+
+MICRO_BATCHES = 9
+EPOCHS = 2
+ACCUMULATION = 4
+MAX_DEPTH = 30
+
+
+class Signal(Exception):  # noqa: N818 - control flow, not an error
+    """Control flow of the imagined program."""
+
+
+class BreakLoop(Signal):
+    """`break`."""
+
+
+class ContinueLoop(Signal):
+    """`continue`."""
+
+
+class ReturnValue(Signal):
+    """`return`, with its value."""
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+
+
+class Raised(Signal):
+    """`raise`, or the end of the process."""
+
+
+class OutOfBudget(Exception):  # noqa: N818 - control flow
+    """The program is too long to be imagined."""
+
+
+class Restart(Exception):  # noqa: N818 - control flow
+    """Something was learned (of the length of loaders) that holds from the start."""
+
+    def __init__(self, micro_batches: int) -> None:
+        self.micro_batches = micro_batches
+
+
+@dataclass(slots=True)
+class Draft:
+    """An event before the objects it concerns are all known."""
+
+    kind: type[Event]
+    fields: dict[str, Value]
+
+
+@dataclass(slots=True)
+class Reach:
+    """Optimizers to be found at the end: those that hold parameters of these models."""
+
+    models: frozenset[Thing]
+    everything: bool = False
+
+
+@dataclass(slots=True)
+class Budget:
+    """Steps left for one file."""
+
+    steps: int = 400_000
+
+
+@dataclass
+class State:
+    """The state of a run."""
+
+    project: Project
+    world: World
+    budget: Budget
+    micro_batches: int = MICRO_BATCHES
+    drafts: list[Draft] = field(default_factory=list)
+    things: list[Thing] = field(default_factory=list)
+    loops: list[Turn] = field(default_factory=list)
+    guards: list[Tags] = field(default_factory=list)
+    stack: list[Place] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    regions: list[Region] = field(default_factory=list)
+    grad: list[bool] = field(default_factory=lambda: [True])
+    no_sync: list[Thing | None] = field(default_factory=list)
+    forwards: int = 0
+    in_worker: bool = False
+    counters: dict[str, int] = field(default_factory=dict)
+    yields: list[Callable[[Value], Value] | None] = field(default_factory=lambda: [None])
+    largest_window: int = 0
+    window_is_sure: bool = False
+    entered: set[int] = field(default_factory=set)
+    scope: Scope = field(default_factory=lambda: Scope({}))
+    module: Module = field(default_factory=lambda: Module("", "", ast.Module([], [])))
+    memo: dict[object, Value] = field(default_factory=dict)
+    fired: set[str] = field(default_factory=set)
+    assert_depth: int = 0
+
+    # --- to be provided by the interpreter ---
+
+    def eval(self, node: ast.expr) -> Value:
+        """The value of an expression."""
+        raise NotImplementedError
+
+    def run(self, body: list[ast.stmt]) -> None:
+        """Run statements."""
+        raise NotImplementedError
+
+    def call(self, func: Value, args: list[Value], kwargs: dict[str, Value], node: ast.AST) -> Value:
+        """Call a value."""
+        raise NotImplementedError
+
+    def getattr(self, value: Value, name: str, node: ast.AST) -> Value:
+        """An attribute of a value."""
+        raise NotImplementedError
+
+    def truth(self, value: Value, node: ast.AST) -> bool:
+        """Whether a value is true in this world."""
+        raise NotImplementedError
+
+    # --- places and events ---
+
+    def place(self, node: ast.AST) -> Place:
+        """Where a node stands."""
+        return Place(
+            self.module.path,
+            getattr(node, "lineno", 1),
+            getattr(node, "col_offset", 0),
+            getattr(node, "end_lineno", None) or 0,
+            getattr(node, "end_col_offset", None) or 0,
+        )
+
+    def emit(self, kind: type[Event], node: ast.AST, /, **fields: Value) -> None:
+        """Say that something happened at a node."""
+        if self.in_worker and not fields.get("in_worker"):
+            return
+        place = self.place(node)
+        fields.update(
+            place=place,
+            stack=(*self.stack, place),
+            loops=tuple(self.loops),
+            guards=frozenset().union(*self.guards) if self.guards else NO_TAGS,
+        )
+        self.drafts.append(Draft(kind, fields))
+
+    def make(self, kind: str, node: ast.AST | None, /, *, name: str = "", given: bool = False, **facts: Value) -> Thing:
+        """A new object of a library; its construction is an event unless it was given from outside."""
+        self.counters["thing"] = self.counters.get("thing", 0) + 1
+        place = self.place(node) if node is not None else None
+        thing = Thing(kind, self.counters["thing"], name, place, given, facts=facts)
+        self.things.append(thing)
+        if node is not None and kind not in QUIET_KINDS:
+            self.emit(Made, node, what=thing, facts=facts)
+        return thing
+
+    def number(self, name: str) -> int:
+        """The next number of a series."""
+        self.counters[name] = self.counters.get(name, 0) + 1
+        return self.counters[name]
+
+    # --- what is open around ---
+
+    @property
+    def region(self) -> Region | None:
+        """The innermost autocast region if it is on."""
+        return self.regions[-1] if self.regions and self.regions[-1].enabled else None
+
+    @property
+    def grad_enabled(self) -> bool:
+        """Whether graphs are recorded."""
+        return self.grad[-1]
+
+    @contextmanager
+    def guarded(self, tags: Tags) -> Iterator[None]:
+        """Within a branch whose condition depends on `tags`."""
+        if not tags:
+            yield
+            return
+        self.guards.append(tags)
+        try:
+            yield
+        finally:
+            self.guards.pop()
+
+    # --- questions ---
+
+    def flag(self, name: str, usual: bool, node: ast.AST, kind: str = "flag") -> bool:
+        """The answer to a yes-or-no question in this world."""
+        return bool(self.world.choose(name, (True, False), 0 if usual else 1, kind, self.place(node)))
+
+    def rank(self, node: ast.AST) -> int:
+        """The rank that this world imagines."""
+        return int(str(self.world.choose("rank", (0, 1), 0, "rank", self.place(node))))
+
+    def on_data(self, name: str, normal: bool, node: ast.AST, synced: bool) -> bool:
+        """A condition on data: usually `normal`; in one world the exception, once at the end of the first window."""
+        place = self.place(node)
+        key = f"{place.path}:{place.line}: {name}"
+        exception = self.world.choose(key, (False, True), 0, "data", place, synced)
+        micro = next((turn for turn in reversed(self.loops) if turn.over in ("loader", "count", "items", "while")), None)
+        if exception and (micro is None or len(self.loops) < 2 or self._at_window_end(micro)):
+            return not normal
+        return normal
+
+    def _at_window_end(self, micro: Turn) -> bool:
+        window = self.largest_window or ACCUMULATION
+        return micro.index == window - 1
+
+    def note_window(self, modulus: Value, tags: Tags) -> None:
+        """A loop counts in steps of `modulus`: remember the likely length of the accumulation window."""
+        if isinstance(modulus, int) and 1 < modulus <= (32 if "accum" in tags else 8) and "index" in tags:
+            if "accum" in tags or not self.window_is_sure:
+                self.largest_window = int(modulus)
+            self.window_is_sure |= "accum" in tags
+
+    def spend(self) -> None:
+        """Use one step of the budget."""
+        self.budget.steps -= 1
+        if self.budget.steps < 0:
+            raise OutOfBudget
+
+    def promote(self, value: Unknown, kind: str) -> Thing | Tensor:
+        """An unknown value has shown by its use what it is."""
+        if value.thing is None:
+            if kind == "tensor":
+                value.thing = Tensor(grad=False, tags=value.tags, loaders=value.loaders, name=value.name)
+            else:
+                thing = self.make(kind, None, name=value.name, given=True, tags=value.tags)
+                thing.training = None
+                if value.owner is not None:
+                    thing.parents.append(value.owner)
+                value.thing = thing
+        return value.thing
+
+    def unwrap_truth(self, value: Value) -> Value:
+        """A plain bool for a tagged one."""
+        return value.value if isinstance(value, Truth) else value
+
+
+QUIET_KINDS = {"context", "params", "param", "state", "layer", "stack", "device", "window"}

@@ -1,0 +1,504 @@
+"""Statements of the imagined run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+from halfstep.events.vocabulary import EpochBegin, EpochEnd, Fetch, ModuleReplaced, Retain, Turn
+from halfstep.imagine.naming import hinted
+from halfstep.imagine.state import (
+    MICRO_BATCHES,
+    BreakLoop,
+    ContinueLoop,
+    Raised,
+    Restart,
+    ReturnValue,
+    State,
+)
+from halfstep.imagine.values import (
+    Class,
+    Count,
+    External,
+    Function,
+    Instance,
+    Items,
+    Scope,
+    Stream,
+    Tensor,
+    Thing,
+    Truth,
+    Unknown,
+    Value,
+    derive,
+    model_of,
+    settled,
+    tags_of,
+)
+
+
+class Statements(State):
+    """Runs statements."""
+
+    def run(self, body: list[ast.stmt]) -> None:
+        for statement in body:
+            self.spend()
+            handler = STATEMENTS.get(type(statement))
+            if handler is not None:
+                handler(self, statement)
+
+    # --- definitions and imports ---
+
+    def define_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self.scope.names[node.name] = self.function_of(node)
+
+    def function_of(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Value:
+        """The function that a `def` makes, with its decorators."""
+        args = node.args
+        function = Function(
+            node,
+            self.scope,
+            self.module,
+            node.name,
+            defaults=[self.eval(d) for d in args.defaults],
+            kw_defaults=[self.eval(d) if d is not None else None for d in args.kw_defaults],
+            generator=self.project.is_generator(node),
+        )
+        names: set[str] = set()
+        wrappers: list[Value] = []
+        for decorator in node.decorator_list:
+            value = self.eval(decorator)
+            last = decorator_name(decorator)
+            names.add(last)
+            if isinstance(settled(value), Thing) or last in ("no_grad", "inference_mode", "enable_grad", "autocast"):
+                wrappers.append(value)
+        function.decorators = frozenset(names)
+        function.wrapped_by = tuple(wrappers)
+        return function
+
+    def define_class(self, node: ast.ClassDef) -> None:
+        bases = [self.eval(base) for base in node.bases]
+        scope = Scope({}, self.scope, self.module, is_class=True)
+        decorators = frozenset(decorator_name(d) for d in node.decorator_list)
+        made = Class(node, scope, self.module, node.name, bases, decorators)
+        outer, self.scope = self.scope, scope
+        try:
+            self.run(node.body)
+        finally:
+            self.scope = outer
+        for value in scope.names.values():
+            if isinstance(value, Function):
+                value.owner = made
+                value.scope = outer
+        self.scope.names[node.name] = made
+
+    def import_names(self, node: ast.Import) -> None:
+        for alias in node.names:
+            target = self.project.find(alias.name, self.module.path)
+            if target is not None:
+                self.scope.names[alias.asname or alias.name.split(".")[0]] = self.load(target)
+            elif alias.asname:
+                self.scope.names[alias.asname] = External(alias.name)
+            else:
+                root = alias.name.split(".")[0]
+                self.scope.names[root] = External(root)
+
+    def import_from(self, node: ast.ImportFrom) -> None:
+        dotted = "." * node.level + (node.module or "")
+        target = self.project.find(dotted, self.module.path)
+        module = self.load(target) if target is not None else None
+        for alias in node.names:
+            name = alias.asname or alias.name
+            if alias.name == "*":
+                if module is not None:
+                    self.scope.names.update(module.scope.names)
+                continue
+            inner = self.project.find(f"{dotted}.{alias.name}" if node.module else f"{dotted}{alias.name}", self.module.path)
+            if module is not None and alias.name in module.scope.names:
+                self.scope.names[name] = module.scope.names[alias.name]
+            elif inner is not None:
+                self.scope.names[name] = self.load(inner)
+            elif target is None:
+                self.scope.names[name] = External(f"{node.module or ''}.{alias.name}".lstrip("."))
+            else:
+                self.scope.names[name] = Unknown(alias.name)
+
+    def load(self, module: Value) -> Value:
+        """Run a module of the project once."""
+        if not module.done:
+            module.done = True
+            saved = self.scope, self.module, self.stack
+            module.scope = Scope({"__name__": module.name}, None, module)
+            self.scope, self.module, self.stack = module.scope, module, []
+            try:
+                self.run(module.tree.body)
+            except Raised:
+                pass
+            finally:
+                self.scope, self.module, self.stack = saved
+        return module
+
+    # --- assignment ---
+
+    def assign(self, node: ast.Assign) -> None:
+        value = self.eval(node.value)
+        for target in node.targets:
+            self.bind(target, value)
+
+    def annotated(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self.bind(node.target, self.eval(node.value))
+        elif self.scope.is_class and isinstance(node.target, ast.Name):
+            self.scope.names[node.target.id] = hinted(node.target.id, Unknown(node.target.id))
+
+    def augmented(self, node: ast.AugAssign) -> None:
+        target = node.target
+        read: ast.expr = ast.copy_location(
+            ast.Name(target.id, ast.Load()) if isinstance(target, ast.Name) else _loaded(target), target
+        )
+        before = self.eval(read)
+        after = self.eval(ast.copy_location(ast.BinOp(read, node.op, node.value), node))
+        if isinstance(node.op, ast.Add):
+            after = self.kept(before, after, ast.unparse(target), node)
+        self.bind(target, after)
+
+    def kept(self, before: Value, after: Value, name: str, node: ast.AST) -> Value:
+        """An accumulator that now holds a graph: note it, so that it can be told from a sum that is backpropagated."""
+        if not isinstance(after, Tensor) or not after.grad or not self.grad_enabled:
+            return after
+        inherited = before.retained if isinstance(before, Tensor) else frozenset()
+        number = next(iter(inherited), 0) or self.number("container")
+        self.emit(Retain, node, container=number, name=name)
+        return derive(after, retained=after.retained | {number})
+
+    def bind(self, target: ast.expr, value: Value) -> None:
+        """Give a value to a name, attribute, item or pattern."""
+        if isinstance(target, ast.Name):
+            self.bind_name(target.id, value)
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            self.unpack(target.elts, value)
+        elif isinstance(target, ast.Attribute):
+            self.setattr(self.eval(target.value), target.attr, value, target)
+        elif isinstance(target, ast.Subscript):
+            self.setitem(self.eval(target.value), self.eval(target.slice), value, target)
+        elif isinstance(target, ast.Starred):
+            self.bind(target.value, value)
+
+    def bind_name(self, name: str, value: Value) -> None:
+        value = hinted(name, value)
+        if isinstance(value, Thing) and not value.name:
+            value.name = name
+        elif isinstance(value, Instance) and value.thing is not None and not value.thing.name:
+            value.thing.name = name
+        scope: Scope | None = self.scope
+        declared = self.scope.names.get("\0global")
+        if declared and name in declared:
+            scope = declared[name]
+        if scope is not None:
+            scope.names[name] = value
+
+    def unpack(self, targets: list[ast.expr], value: Value) -> None:
+        value = settled(value)
+        count = len(targets)
+        if isinstance(value, (list, tuple)) and not any(isinstance(t, ast.Starred) for t in targets):
+            parts = list(value)[:count]
+            parts += [Unknown("?") for _ in range(count - len(parts))]
+        else:
+            parts = [self.part(value, index) for index in range(count)]
+        for target, part in zip(targets, parts, strict=True):
+            self.bind(target, part)
+
+    def part(self, value: Value, index: int) -> Value:
+        """One element of an unpacked value."""
+        if isinstance(value, Tensor):
+            return derive(value)
+        if isinstance(value, Unknown):
+            return value.children.setdefault(f"[{index}]", Unknown(f"{value.name}[{index}]", value.tags, loaders=value.loaders))
+        if isinstance(value, Stream):
+            return self.first_of(value)
+        return Unknown(f"?[{index}]", tags_of(value))
+
+    def first_of(self, stream: Stream) -> Value:
+        """The first value that a generator yields."""
+        raise NotImplementedError
+
+    def setattr(self, value: Value, name: str, new: Value, node: ast.AST) -> None:
+        value = settled(value)
+        if isinstance(value, Instance):
+            new = hinted(name, new)
+            self._note_replaced(value.thing, name, new, node, known=name in value.attrs)
+            value.attrs[name] = new
+            self._adopt(value.thing, new)
+        elif isinstance(value, Thing):
+            self.set_on_thing(value, name, new, node)
+            if value.kind == "model":
+                self._note_replaced(value, name, new, node, known=True)
+                self._adopt(value, new)
+            value.attrs[name] = new
+        elif isinstance(value, Unknown):
+            value.children[f".{name}"] = hinted(name, new)
+        elif isinstance(value, Class):
+            value.scope.names[name] = new
+        if isinstance(new, Thing) and not new.name:
+            new.name = name
+
+    def set_on_thing(self, thing: Thing, name: str, new: Value, node: ast.AST) -> None:
+        """An attribute of a library object that means something is set."""
+        raise NotImplementedError
+
+    def _adopt(self, owner: Thing | None, new: Value) -> None:
+        children = list(new.values()) if isinstance(new, dict) else new if isinstance(new, list) else [new]
+        for child in children[:50]:
+            model = model_of(child)
+            if owner is not None and model is not None and model is not owner and owner not in model.family():
+                if owner.kind == "model" and model not in owner.family():
+                    model.parents.append(owner)
+
+    def _note_replaced(self, owner: Thing | None, name: str, new: Value, node: ast.AST, known: bool) -> None:
+        module = model_of(new)
+        if owner is None or module is None or owner.kind != "model" or module.facts.get("inner") is not None:
+            return
+        holders = [t for t in self.things if t.kind == "optimizer" and t.owners & owner.family()]
+        if holders and not any(t.owners & module.family() for t in holders):
+            self.emit(ModuleReplaced, node, model=owner, module=module, optimizers=tuple(holders))
+
+    def setitem(self, value: Value, key: Value, new: Value, node: ast.AST) -> None:
+        value = settled(value)
+        if isinstance(value, dict):
+            try:
+                value[key] = hinted(key, new) if isinstance(key, str) else new
+            except TypeError:
+                pass
+        elif isinstance(value, list) and isinstance(key, int) and -len(value) <= key < len(value):
+            value[key] = new
+        elif isinstance(value, Unknown) and isinstance(key, str):
+            value.children[f"[{key!r}]"] = new
+        elif isinstance(value, Thing) and value.kind == "model":
+            self._note_replaced(value, str(key), new, node, known=True)
+            self._adopt(value, new)
+
+    # --- control flow ---
+
+    def branch(self, node: ast.If) -> None:
+        value = self.eval(node.test)
+        taken = self.truth(value, node.test)
+        with self.guarded(tags_of(value)):
+            self.run(node.body if taken else node.orelse)
+
+    def loop_for(self, node: ast.For | ast.AsyncFor) -> None:
+        source = settled(self.eval(node.iter))
+        if isinstance(source, Stream):
+            self.loop_stream(node, source)
+        else:
+            self.loop_items(node, self.items(source, node.iter, node.body), node)
+
+    def loop_items(self, node: ast.For | ast.AsyncFor, items: Items, at: ast.AST) -> None:
+        try:
+            self.turns(items, at, lambda item: self._turn(node, item))
+        except BreakLoop:
+            return
+        self.run(node.orelse)
+
+    def _turn(self, node: ast.For | ast.AsyncFor, item: Value) -> None:
+        self.bind(node.target, item)
+        try:
+            self.run(node.body)
+        except ContinueLoop:
+            pass
+
+    def turns(self, items: Items, at: ast.AST, body: Callable[[Value], None]) -> None:
+        """Run `body` once an item, with the turn noted and epochs announced."""
+        loop, place = self.number("loop"), self.place(at)
+        loader = items.loader
+        epoch = self.number(f"epoch {loader.number}") - 1 if loader is not None else 0
+        if loader is not None:
+            self.emit(EpochBegin, at, loader=loader, index=epoch, function=self.calls[-1] if self.calls else "")
+        self.loops.append(Turn(loop, 0, place, items.over, items.tags))
+        try:
+            for index, item in enumerate(list(items)):
+                self.loops[-1] = Turn(loop, index, place, items.over, items.tags)
+                if loader is not None:
+                    self.emit(Fetch, at, loader=loader, micro_batch=index)
+                body(item)
+        finally:
+            self.loops.pop()
+        if loader is not None:
+            self.emit(EpochEnd, at, loader=loader, index=epoch)
+
+    def loop_stream(self, node: ast.For | ast.AsyncFor, stream: Stream) -> None:
+        loop, place = self.number("loop"), self.place(node)
+        count = 0
+
+        def turn(value: Value) -> Value:
+            nonlocal count
+            count += 1
+            outer = self.loops
+            self.loops = [*self.loops, Turn(loop, count - 1, place, "items")]
+            try:
+                self._turn(node, value)
+            finally:
+                self.loops = outer
+            if count >= 2 * MICRO_BATCHES:
+                raise BreakLoop
+            return None
+
+        try:
+            self.resume(stream, turn)
+        except BreakLoop:
+            return
+
+    def resume(self, stream: Stream, receive: Callable[[Value], Value]) -> None:
+        """Run a generator, handing what it yields to `receive`."""
+        raise NotImplementedError
+
+    def items(self, source: Value, node: ast.expr, body: list[ast.stmt] | None = None) -> Items:
+        """What a loop over `source` runs over."""
+        raise NotImplementedError
+
+    def loop_while(self, node: ast.While) -> None:
+        loop, place = self.number("loop"), self.place(node)
+        self.loops.append(Turn(loop, 0, place, "while"))
+        try:
+            for index in range(2 * MICRO_BATCHES):
+                self.loops[-1] = Turn(loop, index, place, "while")
+                test = self.eval(node.test)
+                if not isinstance(settled(test), (Unknown, Tensor)) and not self.truth(test, node.test):
+                    break
+                try:
+                    self.run(node.body)
+                except ContinueLoop:
+                    continue
+        except BreakLoop:
+            pass
+        finally:
+            self.loops.pop()
+
+    def with_block(self, node: ast.With | ast.AsyncWith) -> None:
+        self._enter(node.items, node.body)
+
+    def _enter(self, items: list[ast.withitem], body: list[ast.stmt]) -> None:
+        if not items:
+            self.run(body)
+            return
+        first, rest = items[0], items[1:]
+        context = self.eval(first.context_expr)
+
+        def inside(value: Value) -> None:
+            if first.optional_vars is not None:
+                self.bind(first.optional_vars, value)
+            self._enter(rest, body)
+
+        self.within(context, inside, first.context_expr)
+
+    def within(self, context: Value, inside: Callable[[Value], None], node: ast.AST) -> None:
+        """Run `inside` with a context open."""
+        raise NotImplementedError
+
+    def attempt(self, node: ast.Try) -> None:
+        try:
+            self.run(node.body)
+            self.run(node.orelse)
+        except Raised:
+            if not node.handlers:
+                raise
+            self.run(node.handlers[0].body)
+        finally:
+            self.run(node.finalbody)
+
+    def give_back(self, node: ast.Return) -> None:
+        raise ReturnValue(self.eval(node.value) if node.value is not None else None)
+
+    def throw(self, node: ast.Raise) -> None:
+        raise Raised
+
+    def claim(self, node: ast.Assert) -> None:
+        value = settled(self.eval(node.test))
+        concrete = value.value if isinstance(value, Truth) else value
+        if concrete is False and tags_of(value) & {"loader", "modulo", "accum"} and self.micro_batches == MICRO_BATCHES:
+            raise Restart(2 * (self.largest_window or 4))
+
+    def remove(self, node: ast.Delete) -> None:
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                self.scope.names.pop(target.id, None)
+
+    def declare(self, node: ast.Global | ast.Nonlocal) -> None:
+        declared = self.scope.names.setdefault("\0global", {})
+        for name in node.names:
+            scope: Scope | None = self.module.scope
+            if isinstance(node, ast.Nonlocal):
+                scope = self.scope.outer
+                while scope is not None and name not in scope.names:
+                    scope = scope.outer
+            declared[name] = scope or self.module.scope
+
+    def choose_case(self, node: ast.Match) -> None:
+        subject = settled(self.eval(node.subject))
+        for case in node.cases:
+            pattern = case.pattern
+            if isinstance(pattern, ast.MatchValue):
+                known = settled(self.eval(pattern.value))
+                if isinstance(subject, (str, int, bool)) and subject != known:
+                    continue
+                if not isinstance(subject, (str, int, bool)) and not self.flag(
+                    f"{ast.unparse(node.subject)} == {known!r}", False, pattern
+                ):
+                    continue
+            self.run(case.body)
+            return
+
+    def evaluate(self, node: ast.Expr) -> None:
+        self.eval(node.value)
+
+    def stop_loop(self, node: ast.Break) -> None:
+        raise BreakLoop
+
+    def next_turn(self, node: ast.Continue) -> None:
+        raise ContinueLoop
+
+
+def decorator_name(node: ast.expr) -> str:
+    """The last name of a decorator."""
+    if isinstance(node, ast.Call):
+        node = node.func
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _loaded(target: ast.expr) -> ast.expr:
+    if isinstance(target, ast.Attribute):
+        return ast.Attribute(target.value, target.attr, ast.Load())
+    if isinstance(target, ast.Subscript):
+        return ast.Subscript(target.value, target.slice, ast.Load())
+    return target
+
+
+STATEMENTS: dict[type[ast.stmt], Callable[..., None]] = {
+    ast.FunctionDef: Statements.define_function,
+    ast.AsyncFunctionDef: Statements.define_function,
+    ast.ClassDef: Statements.define_class,
+    ast.Import: Statements.import_names,
+    ast.ImportFrom: Statements.import_from,
+    ast.Assign: Statements.assign,
+    ast.AnnAssign: Statements.annotated,
+    ast.AugAssign: Statements.augmented,
+    ast.If: Statements.branch,
+    ast.For: Statements.loop_for,
+    ast.AsyncFor: Statements.loop_for,
+    ast.While: Statements.loop_while,
+    ast.With: Statements.with_block,
+    ast.AsyncWith: Statements.with_block,
+    ast.Try: Statements.attempt,
+    ast.Return: Statements.give_back,
+    ast.Raise: Statements.throw,
+    ast.Assert: Statements.claim,
+    ast.Delete: Statements.remove,
+    ast.Global: Statements.declare,
+    ast.Nonlocal: Statements.declare,
+    ast.Match: Statements.choose_case,
+    ast.Expr: Statements.evaluate,
+    ast.Break: Statements.stop_loop,
+    ast.Continue: Statements.next_turn,
+}
+"""Handlers by kind of statement."""
+if hasattr(ast, "TryStar"):
+    STATEMENTS[ast.TryStar] = Statements.attempt

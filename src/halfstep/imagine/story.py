@@ -1,0 +1,203 @@
+"""Tells the story of a program: imagines it from its starts, in its worlds."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+
+from halfstep.events.trace import Fact, Story, Trace
+from halfstep.events.vocabulary import Backward, RunBegin, RunEnd
+from halfstep.imagine.facts import facts_of
+from halfstep.imagine.interpreter import Interpreter
+from halfstep.imagine.naming import hinted, is_index
+from halfstep.imagine.project import Project
+from halfstep.imagine.resolving import trace_of
+from halfstep.imagine.state import MICRO_BATCHES, Budget, OutOfBudget, Raised, Restart, Signal
+from halfstep.imagine.values import Bound, Class, Count, Function, Module, Unknown, Value, tagged
+from halfstep.imagine.worlds import Exploration, World
+
+STEPS = 400_000
+MAX_ROOTS = 10
+INTERESTING = re.compile(r"\.backward\(|\.step\(|zero_grad|GradScaler|autocast|DataLoader\(|clip_grad|scheduler|torch\.save|\.eval\(\)|optim")
+
+
+def tell(tree: ast.Module, path: str) -> Story:
+    """The story of one file (and of the neighbours that it imports)."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, 6000))
+    try:
+        return _Teller(Project(tree, path), Budget(STEPS)).tell()
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+class _Teller:
+    def __init__(self, project: Project, budget: Budget) -> None:
+        self.project = project
+        self.budget = budget
+        self.entered: set[int] = set()
+        self.micro_batches = MICRO_BATCHES
+
+    def tell(self) -> Story:
+        traces = self._explore("")
+        for root in self._roots():
+            if id(self.nodes[root]) not in self.entered:
+                traces += self._explore(root)
+        return Story(tuple(traces), tuple(self._facts()))
+
+    def _facts(self) -> list[Fact]:
+        return facts_of(self.project.main.tree, self.project.main.path)
+
+    def _roots(self) -> list[str]:
+        """Functions and methods that may be starts, callers before those they call."""
+        self.nodes: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
+        for node in self.project.main.tree.body:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                self.nodes[node.name] = node
+            elif isinstance(node, ast.ClassDef):
+                for inner in node.body:
+                    if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                        self.nodes[f"{node.name}.{inner.name}"] = inner
+        called = {name: _calls(node) for name, node in self.nodes.items()}
+        wanted = [n for n, node in self.nodes.items() if INTERESTING.search(ast.unparse(node))] if len(self.nodes) < 400 else []
+        reach = {name: self._reaching(name, called) for name in self.nodes}
+        useful = [name for name in self.nodes if not name.split(".")[-1].startswith("__") and ({name} | reach[name]) & set(wanted)]
+        return sorted(useful, key=lambda name: (-len(reach[name] & set(wanted)), list(self.nodes).index(name)))[:MAX_ROOTS]
+
+    def _reaching(self, name: str, called: dict[str, set[str]]) -> set[str]:
+        seen: set[str] = set()
+        todo = [name]
+        while todo:
+            for last in called.get(todo.pop(), set()):
+                for other in self.nodes:
+                    if other.split(".")[-1] == last and other not in seen:
+                        seen.add(other)
+                        todo.append(other)
+        return seen
+
+    def _explore(self, root: str) -> list[Trace]:
+        exploration = Exploration()
+        traces: list[Trace] = []
+        for world in exploration.worlds():
+            trace = self._run(root, world)
+            if trace is not None:
+                traces.append(trace)
+            if self.budget.steps < 0:
+                break
+            exploration.learn(world)
+        return traces
+
+    def _run(self, root: str, world: World) -> Trace | None:
+        self.micro_batches = MICRO_BATCHES
+        for _ in range(3):
+            self.project.fresh()
+            machine = Interpreter(self.project, world, self.budget, micro_batches=self.micro_batches)
+            try:
+                return self._hear(machine, root)
+            except Restart as restart:
+                self.micro_batches = restart.micro_batches
+                world.asked.clear()
+            except (OutOfBudget, RecursionError):
+                return None
+            finally:
+                self.entered |= machine.entered
+        return None
+
+    def _hear(self, machine: Interpreter, root: str) -> Trace | None:
+        repeated = False
+        nothing = ast.Pass()
+        machine.module = self.project.main
+        machine.emit(RunBegin, nothing)
+        try:
+            self._run_module(machine, self.project.main, quietly=bool(root))
+            if root:
+                machine.drafts.clear()
+                machine.memo["root"] = root
+                repeated = self._start(machine, root)
+        except Raised:
+            return None
+        except Signal:
+            pass
+        machine.module = self.project.main
+        machine.emit(RunEnd, nothing)
+        window = machine.largest_window
+        if window * 2 + 1 > machine.micro_batches and machine.micro_batches == MICRO_BATCHES and window <= 16:
+            raise Restart(2 * window + 1)
+        return trace_of(machine, root, repeated)
+
+    def _run_module(self, machine: Interpreter, module: Module, quietly: bool) -> None:
+        name = module.name
+        module.name = "imported" if quietly else name
+        module.done = False
+        try:
+            machine.load(module)
+            machine.scope, machine.module = module.scope, module
+        finally:
+            module.name = name
+
+    def _start(self, machine: Interpreter, root: str) -> bool:
+        """Call a function that nothing calls, as an imaginary caller would."""
+        owner, _, name = root.rpartition(".")
+        scope = self.project.main.scope
+        func: Value = scope.names.get(owner or name)
+        if isinstance(func, Class):
+            node = self.project.main.tree
+            instance = machine.instantiate(func, self._arguments(func.lookup("__init__"), 0, skip=1), {}, node)
+            method = func.lookup(name)
+            func = Bound(instance, name, method) if isinstance(method, Function) else None
+        target = func.target if isinstance(func, Bound) else func
+        if not isinstance(target, Function) or target.generator:
+            return False
+        return self._call_root(machine, func, target)
+
+    def _call_root(self, machine: Interpreter, func: Value, target: Function) -> bool:
+        skip = 1 if isinstance(func, Bound) and "staticmethod" not in target.decorators else 0
+        given = self._arguments(target, 0, skip)
+        names = [a.arg for a in target.node.args.args][skip:]
+        epoch_like = "epoch" in names or re.search(r"epoch", target.name) is not None
+        once = len(machine.drafts)
+        for turn in range(2 if epoch_like else 1):
+            machine.call(func, self._with_index(names, given, turn), {}, self.project.main.tree)
+        step_like = not any(isinstance(d.fields.get("loops"), tuple) and d.fields["loops"] for d in machine.drafts[once:] if d.kind is Backward)
+        if step_like and not epoch_like and any(d.kind is Backward for d in machine.drafts):
+            for turn in range(1, 2 * machine.micro_batches):
+                machine.call(func, self._with_index(names, given, turn), {}, self.project.main.tree)
+        return epoch_like or step_like
+
+    def _with_index(self, names: list[str], given: list[Value], turn: int) -> list[Value]:
+        index = tagged(turn, frozenset({"index"}))
+        return [index if is_index(n) or n in ("epoch", "global_step") else v for n, v in zip(names, given, strict=False)]
+
+    def _arguments(self, func: Value, turn: int, skip: int) -> list[Value]:
+        """Unknown values for the parameters of a start, with their defaults as the usual answers."""
+        if not isinstance(func, Function):
+            return []
+        spec = func.node.args
+        names = [a.arg for a in (*spec.posonlyargs, *spec.args)][skip:]
+        defaults = func.defaults[-len(names) :] if names else []
+        made: list[Value] = []
+        for index, name in enumerate(names):
+            at = index - (len(names) - len(defaults))
+            made.append(_argument(name, defaults[at] if at >= 0 else None, at >= 0))
+        return made
+
+
+def _argument(name: str, default: Value, has_default: bool) -> Value:
+    if has_default and (default is None or isinstance(default, (bool, str))):
+        return Unknown(name, default=default, has_default=True)
+    if has_default:
+        return hinted(name, default)
+    return hinted(name, Unknown(name))
+
+
+def _calls(node: ast.AST) -> set[str]:
+    found: set[str] = set()
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Call):
+            func = inner.func
+            found.add(func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else "")
+    return found - {""}
+
+
+__all__ = ["Count", "tell"]

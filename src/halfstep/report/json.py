@@ -1,0 +1,40 @@
+"""Findings as one JSON object."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from halfstep.findings.finding import Finding, Fix
+
+
+def to_json(findings: Iterable[Finding]) -> str:
+    """One object with a list of findings; keys are a contract."""
+    return json.dumps({"findings": [as_dict(finding) for finding in findings]}, indent=2)
+
+
+def as_dict(finding: Finding) -> dict[str, object]:
+    """One finding as plain data."""
+    return {
+        "rule": finding.rule,
+        "code": finding.code,
+        "severity": finding.severity.value,
+        "path": finding.path,
+        "line": finding.line,
+        "column": finding.column,
+        "end_line": finding.end_line,
+        "end_column": finding.end_column,
+        "message": finding.message,
+        "why": finding.why,
+        "world": finding.world or None,
+        "cell": finding.cell,
+        "fix": _fix(finding.fix) if finding.fix else None,
+    }
+
+
+def _fix(fix: Fix) -> dict[str, object]:
+    edits = [
+        {"line": e.line, "column": e.column + 1, "end_line": e.end_line, "end_column": e.end_column + 1, "text": e.text}
+        for e in fix.edits
+    ]
+    return {"safety": fix.safety.value, "title": fix.title, "edits": edits}

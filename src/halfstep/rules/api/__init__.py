@@ -1,0 +1,1 @@
+"""Deprecated spellings and wrong arguments."""

@@ -1,0 +1,226 @@
+"""What several rules need to hear: which gradients an optimizer holds, and how its windows run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from halfstep.events.trace import Trace
+from halfstep.events.vocabulary import (
+    Backward,
+    Clip,
+    EpochBegin,
+    Event,
+    Place,
+    Ref,
+    RunEnd,
+    ScalerUpdate,
+    Step,
+    Turn,
+    Unscale,
+    ZeroGrad,
+)
+
+
+@dataclass(slots=True)
+class Account:
+    """What one optimizer's gradients hold at a moment."""
+
+    pending: list[Backward] = field(default_factory=list)
+    """Backward passes since the last step or clearing."""
+    held: list[Backward] = field(default_factory=list)
+    """Backward passes since the last clearing, stepped or not."""
+    unscaled: Unscale | None = None
+    """The unscale since the last update, step or clearing."""
+    not_updated: Event | None = None
+    """An unscale or scaled step since the scaler's last update."""
+    step: Step | None = None
+    zero: ZeroGrad | None = None
+    clip: Clip | None = None
+
+    @property
+    def scaled(self) -> bool:
+        """Whether the gradients are multiplied by a loss scale now."""
+        return any(b.scaler is not None for b in self.pending) and self.unscaled is None
+
+
+Accounts = dict[Ref, Account]
+
+
+def hear(trace: Trace) -> Iterator[tuple[Event, Accounts]]:
+    """Every event with the accounts as they are just before it."""
+    accounts: Accounts = {}
+    for event in trace.events:
+        for optimizer in concerned(event):
+            accounts.setdefault(optimizer, Account())
+        yield event, accounts
+        _book(event, accounts)
+
+
+def concerned(event: Event) -> tuple[Ref, ...]:
+    """The optimizers that an event concerns."""
+    if isinstance(event, (Backward, Clip, ZeroGrad)):
+        return event.optimizers
+    return (event.optimizer,) if isinstance(event, (Step, Unscale)) else ()
+
+
+def _book(event: Event, accounts: Accounts) -> None:
+    for optimizer in concerned(event):
+        account = accounts[optimizer]
+        if isinstance(event, Backward):
+            account.pending.append(event)
+            account.held.append(event)
+        elif isinstance(event, Unscale):
+            account.unscaled = account.not_updated = event
+        elif isinstance(event, Clip):
+            account.clip = event
+        elif isinstance(event, Step):
+            account.pending, account.unscaled, account.step = [], None, event
+            account.not_updated = event if event.scaler is not None else account.not_updated
+        elif isinstance(event, ZeroGrad):
+            account.pending, account.held, account.unscaled, account.zero = [], [], None, event
+    if isinstance(event, ScalerUpdate):
+        for account in accounts.values():
+            account.not_updated = None
+            account.unscaled = account.unscaled if account.pending and account.unscaled is not None else None
+
+
+@dataclass(slots=True)
+class Window:
+    """The backward passes between two steps of an optimizer."""
+
+    backwards: list[Backward]
+    step: Step | None
+    epoch: int
+    wiped: bool = False
+    crossed: bool = False
+    """Holds micro-batches of two epochs."""
+
+    @property
+    def size(self) -> int:
+        """Micro-batches: how often its most frequent backward line ran."""
+        counts = Counter(b.place for b in self.backwards)
+        return max(counts.values(), default=0)
+
+
+def windows(trace: Trace, optimizer: Ref) -> list[Window]:
+    """The windows of an optimizer in order; the last may have no step."""
+    found: list[Window] = []
+    open_window = Window([], None, 0)
+    epoch = 0
+    for event in trace.events:
+        if isinstance(event, EpochBegin):
+            epoch += 1
+            open_window.crossed = open_window.crossed or bool(open_window.backwards)
+        elif isinstance(event, Backward) and optimizer in event.optimizers:
+            open_window.backwards.append(event)
+            open_window.epoch = epoch
+        elif isinstance(event, ZeroGrad) and optimizer in event.optimizers and open_window.backwards:
+            open_window.wiped = True
+            found.append(open_window)
+            open_window = Window([], None, epoch)
+        elif isinstance(event, Step) and event.optimizer == optimizer:
+            open_window.step = event
+            found.append(open_window)
+            open_window = Window([], None, epoch)
+        elif isinstance(event, RunEnd) and open_window.backwards:
+            found.append(open_window)
+    return found
+
+
+def optimizers(trace: Trace) -> list[Ref]:
+    """The optimizers that step, in order of their first step."""
+    return list(dict.fromkeys(step.optimizer for step in trace.of(Step)))
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulation:
+    """How an optimizer accumulates: `size` micro-batches a window, usually."""
+
+    size: int
+    guarded: bool
+    """The step stands in the loop over micro-batches and is left out in most turns (else: a loop inside a loop)."""
+    wiped: bool
+    """The gradients are cleared for every micro-batch."""
+
+
+def accumulation(trace: Trace, optimizer: Ref) -> Accumulation | None:
+    """How an optimizer accumulates gradients over micro-batches, or None where it steps after each."""
+    parts = windows(trace, optimizer)
+    stepped = [w for w in parts if w.step is not None and w.backwards]
+    if not stepped:
+        return None
+    guarded = any(_same_loop(b, w.step) for w in stepped for b in w.backwards[-1:] if w.step is not None)
+    sizes = Counter(w.size for w in stepped)
+    size = max(sizes, key=lambda s: (sizes[s], s))
+    wiped = False
+    if size == 1 and guarded:
+        size, wiped = _skipping(trace, optimizer, stepped)
+    if size < 2:
+        return None
+    if not guarded and not _by_name(stepped):
+        return None
+    return Accumulation(size, guarded, wiped)
+
+
+def _skipping(trace: Trace, optimizer: Ref, stepped: list[Window]) -> tuple[int, bool]:
+    place = stepped[0].backwards[-1].place
+    turns = [b for b in trace.of(Backward) if b.place == place and optimizer in b.optimizers]
+    steps = [s for s in trace.of(Step) if s.optimizer == optimizer]
+    if len(steps) >= len(turns) or not any(w.wiped for w in windows(trace, optimizer)):
+        return 1, False
+    gaps = Counter(_between(turns, a, b) for a, b in zip(steps, steps[1:], strict=False))
+    size = max(gaps, key=lambda s: (gaps[s], s), default=1)
+    return size, True
+
+
+def _between(turns: list[Backward], a: Step, b: Step) -> int:
+    return sum(a.serial < turn.serial < b.serial for turn in turns)
+
+
+def _same_loop(backward: Backward, step: Step | None) -> bool:
+    if step is None or not backward.loops or len(step.loops) < len(backward.loops):
+        return False
+    return step.loops[len(backward.loops) - 1] == backward.loops[-1]
+
+
+def _by_name(stepped: list[Window]) -> bool:
+    for window in stepped:
+        turn = window.backwards[-1].loops[-1] if window.backwards[-1].loops else None
+        if turn is not None and ("accum" in turn.tags or turn.over == "loader"):
+            return True
+        if any("accum" in d.tags for d in window.backwards[-1].divisors):
+            return True
+    return False
+
+
+def same_turn(a: Event, b: Event) -> bool:
+    """Whether two events happened in the same turn of the innermost loop around the shallower of them."""
+    depth = min(len(a.loops), len(b.loops))
+    return a.loops[:depth] == b.loops[:depth]
+
+
+def call_site(event: Event, other: Event | None) -> Place | None:
+    """Where `event` was caused, in the function that also leads to `other`."""
+    if other is None:
+        return event.place
+    depth = 0
+    for mine, theirs in zip(event.stack, other.stack, strict=False):
+        if mine != theirs:
+            break
+        depth += 1
+    return event.stack[min(depth, len(event.stack) - 1)] if event.stack else event.place
+
+
+def in_loader_loop(event: Event) -> bool:
+    """Whether an event happens once a micro-batch: inside a loop over batches."""
+    return any(turn.over == "loader" for turn in event.loops)
+
+
+def whole(trace: Trace, ref: Ref | None) -> bool:
+    """Whether everything that happens to an object was heard, so that an absence means something."""
+    return ref is not None and not ref.escaped and not (trace.repeated and ref.given)
+
+
+__all__ = ["Turn", "accumulation", "call_site", "hear", "in_loader_loop", "optimizers", "same_turn", "whole", "windows"]

@@ -1,0 +1,59 @@
+"""Rule HS109: amp-autocast-stale-cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfstep.events.trace import Story, Trace
+from halfstep.events.vocabulary import Forward, Step
+from halfstep.findings.card import Card
+from halfstep.findings.finding import Found, Severity
+
+CARD = Card(
+    code="HS109",
+    name="amp-autocast-stale-cache",
+    severity=Severity.ERROR,
+    what="One autocast region spans optimizer steps.",
+    why="The low-precision copies of the weights are cached until the region closes: later forward passes use the old weights and the loss does not change.",
+    example="""\
+import torch
+from torch import nn
+
+
+def train(model, loader, epochs=2):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+""",
+    instead="""\
+import torch
+from torch import nn
+
+
+def train(model, loader, epochs=2):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for epoch in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+""",
+)
+
+
+def check(trace: Trace, story: Story) -> Iterator[Found]:
+    """A forward pass in the same region as an earlier step."""
+    stepped: dict[int, Step] = {}
+    for event in trace.events:
+        if isinstance(event, Step) and event.region is not None:
+            stepped[event.region.number] = event
+        elif isinstance(event, Forward) and event.region is not None and event.region.number in stepped and event.grad_enabled:
+            yield Found(
+                event.region.place, "this autocast region stays open over optimizer steps: later forward passes use stale weights"
+            )

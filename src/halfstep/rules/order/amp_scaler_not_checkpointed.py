@@ -1,0 +1,64 @@
+"""Rule HS117: amp-scaler-not-checkpointed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfstep.events.trace import Story, Trace
+from halfstep.events.vocabulary import Save, Step
+from halfstep.findings.card import Card
+from halfstep.findings.finding import Found, Severity
+
+CARD = Card(
+    code="HS117",
+    name="amp-scaler-not-checkpointed",
+    severity=Severity.WARNING,
+    what="A checkpoint holds the optimizer but not the loss scaler.",
+    why="After a resume the scale starts at 65536 again and steps are skipped until it has settled.",
+    example="""\
+import torch
+from torch import nn
+
+
+def train(model, loader, epochs=2):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cuda")
+    for epoch in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = nn.functional.mse_loss(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "last.pt")
+""",
+    instead="""\
+import torch
+from torch import nn
+
+
+def train(model, loader, epochs=2):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cuda")
+    for epoch in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = nn.functional.mse_loss(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, "last.pt")
+""",
+)
+
+
+def check(trace: Trace, story: Story) -> Iterator[Found]:
+    """A saved optimizer state without the state of a scaler that is in use."""
+    scalers = {e.scaler for e in trace.of(Step) if e.scaler is not None}
+    if not scalers or any(s.escaped for s in scalers):
+        return
+    for event in trace.of(Save):
+        if "optimizer" in event.states and not event.states & {"scaler", "?"}:
+            yield Found(event.place, "the checkpoint holds the optimizer but not the state of the loss scaler")

@@ -1,0 +1,71 @@
+"""Rule HS103: amp-unscale-before-backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfstep.events.trace import Story, Trace
+from halfstep.events.vocabulary import Backward, Ref, Step, Unscale
+from halfstep.findings.card import Card
+from halfstep.findings.finding import Found, Severity
+from halfstep.rules.listening import hear
+
+CARD = Card(
+    code="HS103",
+    name="amp-unscale-before-backward",
+    severity=Severity.ERROR,
+    what="`unscale_` runs before the backward pass whose gradients it should divide.",
+    why="The scaler marks the optimizer as unscaled, so the step uses gradients that are still multiplied by the scale.",
+    example="""\
+import torch
+from torch import nn
+
+
+def train(model, loader, epochs=2):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cuda")
+    for epoch in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = nn.functional.mse_loss(model(x), y)
+            scaler.unscale_(optimizer)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+""",
+    instead="""\
+import torch
+from torch import nn
+
+
+def train(model, loader, epochs=2):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cuda")
+    for epoch in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = nn.functional.mse_loss(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+""",
+)
+
+
+def check(trace: Trace, story: Story) -> Iterator[Found]:
+    """An unscale without gradients, followed by a scaled backward before the step."""
+    early: dict[Ref, Unscale] = {}
+    filled: set[Ref] = set()
+    for event, accounts in hear(trace):
+        if isinstance(event, Unscale) and not accounts[event.optimizer].pending:
+            early[event.optimizer] = event
+        elif isinstance(event, Backward) and event.scaler is not None:
+            filled.update(o for o in event.optimizers if o in early)
+        elif isinstance(event, Step):
+            if event.optimizer in filled and event.scaler is not None:
+                yield Found(early[event.optimizer].place, f"`unscale_` of `{event.optimizer.name}` runs before its backward pass")
+            early.pop(event.optimizer, None)
+            filled.discard(event.optimizer)

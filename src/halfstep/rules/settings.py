@@ -1,0 +1,107 @@
+"""`[tool.halfstep]` in `pyproject.toml`: which rules, how severe, which files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from halfstep.errors import ConfigError
+from halfstep.findings.finding import Severity
+from halfstep.findings.registry import Rule, all_rules
+
+KEYS = ("select", "ignore", "severity", "exclude")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What to ask. An empty `select` means every rule; names, codes and starts of codes are understood."""
+
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    severity: dict[str, Severity] = field(default_factory=dict)
+    exclude: tuple[str, ...] = ()
+
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules to ask.
+
+        Raises:
+            ConfigError: A name is no rule's.
+        """
+        for name in (*self.select, *self.ignore, *self.severity):
+            if not any(_means(name, rule) for rule in all_rules()):
+                raise ConfigError(f"`{name}` is no rule's name or code. `halfstep explain --all` lists them.")
+        return tuple(
+            rule
+            for rule in all_rules()
+            if (not self.select or any(_means(n, rule) for n in self.select)) and not any(_means(n, rule) for n in self.ignore)
+        )
+
+
+def _means(name: str, rule: Rule) -> bool:
+    return name == rule.card.name or (name.isupper() or name[:2].isupper()) and rule.card.code.startswith(name) or name == "ALL"
+
+
+def nearest(start: Path) -> Settings:
+    """The settings of the closest `pyproject.toml` with a `[tool.halfstep]` table, else the defaults."""
+    for folder in (start, *start.parents):
+        file = folder / "pyproject.toml"
+        if file.is_file():
+            text = file.read_text(encoding="utf-8", errors="replace")
+            if "tool.halfstep" in text:
+                return parsed(text, file)
+            return Settings()
+    return Settings()
+
+
+def parsed(text: str, file: Path) -> Settings:
+    """The settings in the text of a `pyproject.toml`.
+
+    Raises:
+        ConfigError: The table holds something that is not understood.
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        table = tomllib.loads(text).get("tool", {}).get("halfstep", {})
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file}: {error}.") from error
+    table = table.get("check", table)
+    unknown = [key for key in table if key not in KEYS and not isinstance(table[key], dict)]
+    if unknown:
+        raise ConfigError(f"{file}: [tool.halfstep] has no key `{unknown[0]}`. It knows {', '.join(KEYS)}.")
+    severities = table.get("severity", {})
+    return Settings(
+        select=_names(table, "select", file),
+        ignore=_names(table, "ignore", file),
+        exclude=_names(table, "exclude", file),
+        severity={name: severity_of(str(value)) for name, value in severities.items()},
+    )
+
+
+def _names(table: dict[str, object], key: str, file: Path) -> tuple[str, ...]:
+    value = table.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+        raise ConfigError(f"{file}: `{key}` is {value!r}; it should be a list of strings.")
+    return tuple(str(v) for v in value)
+
+
+def severity_of(name: str) -> Severity:
+    """The severity of this name.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    try:
+        return Severity(name)
+    except ValueError:
+        words = ", ".join(s.value for s in Severity)
+        raise ConfigError(f"`{name}` is no severity. They are {words}.") from None
+
+
+def at_least(findings: Iterable[Severity], limit: Severity) -> bool:
+    """Whether any severity weighs as much as the limit."""
+    return any(s.weight >= limit.weight for s in findings)

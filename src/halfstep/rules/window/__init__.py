@@ -1,0 +1,1 @@
+"""Accumulation over micro-batches."""
