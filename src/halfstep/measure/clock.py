@@ -28,7 +28,12 @@ def elapsed_s(work: Work, device: torch.device) -> float:
 
 
 def interleaved_s(
-    works: Mapping[str, Work], device: torch.device, *, rounds: int, warmup_rounds: int = 1
+    works: Mapping[str, Work],
+    device: torch.device,
+    *,
+    rounds: int,
+    warmup_rounds: int = 1,
+    before: Work | None = None,
 ) -> dict[str, list[float]]:
     """Seconds of each of `works` in each of `rounds`, taken in turn.
 
@@ -40,12 +45,15 @@ def interleaved_s(
         device: the device that does the work.
         rounds: how often each is timed.
         warmup_rounds: rounds that run first and are not timed.
+        before: runs before each work, and is not timed.
     """
     samples: dict[str, list[float]] = {name: [] for name in works}
     with garbage_collection_off():
         for round_index in range(-warmup_rounds, rounds):
             order = list(works) if round_index % 2 == 0 else list(works)[::-1]
             for name in order:
+                if before is not None:
+                    before()
                 seconds = elapsed_s(works[name], device)
                 if round_index >= 0:
                     samples[name].append(seconds)

@@ -35,8 +35,8 @@ class Measured:
 
     def __str__(self) -> str:
         factor, unit = _readable(abs(self.value), self.unit)
-        digits = _digits(self.value * factor)
-        value, low, high = (f"{number * factor:.{digits}f}" for number in (self.value, self.low, self.high))
+        style = _style(self.value * factor)
+        value, low, high = (format(number * factor, style) for number in (self.value, self.low, self.high))
         unit = f" {unit}" if unit else ""
         return f"{value}{unit} once" if self.count == 1 else f"{value}{unit} ({low} to {high}, {self.count} runs)"
 
@@ -87,10 +87,12 @@ def _readable(size: float, unit: str) -> tuple[float, str]:
     return 1, unit
 
 
-def _digits(value: float) -> int:
-    """Decimals that leave three significant digits, between none and five."""
+def _style(value: float) -> str:
+    """A format with three significant digits; exponents only where nobody reads decimals any more."""
     size = abs(value)
+    if 0 < size < 1e-4:
+        return ".2e"
     decimals = 2
-    while size and size < 1 and decimals < 5:
+    while 0 < size < 1:
         size, decimals = size * 10, decimals + 1
-    return decimals if abs(value) < 10 else (1 if abs(value) < 100 else 0)
+    return f".{decimals if abs(value) < 10 else (1 if abs(value) < 100 else 0)}f"

@@ -27,6 +27,13 @@ def test_warmup_rounds_run_and_are_not_counted() -> None:
     assert (len(calls), len(samples["a"])) == (5, 2)
 
 
+def test_what_must_come_before_runs_before_each_work() -> None:
+    order: list[str] = []
+    works = {name: lambda name=name: order.append(name) for name in "ab"}
+    interleaved_s(works, CPU, rounds=2, warmup_rounds=0, before=lambda: order.append("-"))
+    assert "".join(order) == "-a-b-b-a"
+
+
 @pytest.mark.parametrize("was_on", [True, False])
 def test_the_collector_is_off_inside_and_as_it_was_afterwards_even_after_an_error(was_on: bool) -> None:
     def break_inside() -> None:

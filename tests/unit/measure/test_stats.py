@@ -52,6 +52,8 @@ def test_paired_ratio_needs_as_many_of_one_as_of_the_other() -> None:
         ([0.0029, 0.0028, 0.0030], "TFLOP/s", "0.00290 TFLOP/s (0.00280 to 0.00300, 3 runs)"),
         ([812.3, 799.6, 820.1], "TFLOP/s", "812 TFLOP/s (800 to 820, 3 runs)"),
         ([0.92, 0.91, 0.93], "", "0.920 (0.910 to 0.930, 3 runs)"),
+        ([1.5e-9], "", "1.50e-09 once"),
+        ([0.0], "", "0.00 once"),
         ([3 * 2**20], "B", "3.00 MiB once"),
     ],
 )
