@@ -164,7 +164,7 @@ class Expressions(State):
                 return made
             return got
         if by_rank:
-            self.memo["strided shard"] = self.place(node)
+            self.make("strided shard", node)
             return Unknown("shard", tags_of(value) | {"rank", "strided"})
         if isinstance(value, Tensor):
             return derive(value, tags=value.tags | tags_of(parts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from halfstep.events.trace import Fact
 from halfstep.events.vocabulary import Place
@@ -22,7 +23,80 @@ def facts_of(tree: ast.Module, path: str) -> list[Fact]:
                 dotted = dotted_name(decorator, names)
                 if dotted in ("torch.cuda.amp.autocast", "torch.cpu.amp.autocast"):
                     found.append(Fact("deprecated call", place_of(decorator, path), dotted, {"node": decorator}))
+    return [*found, *_swapped(tree, path), *_bf16_options(tree, path)]
+
+
+_WARM = re.compile(r"warm", re.I)
+_TOTAL = re.compile(r"total|training_steps|max_steps|t_max|num_steps|train_steps", re.I)
+
+
+def _swapped(tree: ast.Module, path: str) -> list[Fact]:
+    """Calls whose warm-up and total arguments stand in each other's place."""
+    params = {n.name: [a.arg for a in n.args.args] for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
+    found: list[Fact] = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = _last(node.func)
+        names = params.get(name) or (KNOWN_SCHEDULE if re.fullmatch(r"get_\w+_schedule_with_warmup", name) else None)
+        if names is None or not any(_WARM.search(n) for n in names):
+            continue
+        pairs = [(p, _last(a)) for p, a in zip(names, node.args, strict=False)]
+        pairs += [(k.arg, _last(k.value)) for k in node.keywords if k.arg]
+        warm = next((a for p, a in pairs if _WARM.search(p)), "")
+        total = next((a for p, a in pairs if _TOTAL.search(p) and not _WARM.search(p)), "")
+        if _TOTAL.search(warm) and not _WARM.search(warm) and _WARM.search(total):
+            found.append(Fact("swapped arguments", place_of(node, path), f"`{warm}` and `{total}`"))
     return found
+
+
+KNOWN_SCHEDULE = ["optimizer", "num_warmup_steps", "num_training_steps"]
+
+
+def _last(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+        return str(node.slice.value)
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+_OPTION = re.compile(r"dtype|precision|bf16|bfloat", re.I)
+_BF16 = ("bfloat16", "bf16")
+
+
+def _bf16_options(tree: ast.Module, path: str) -> list[Fact]:
+    """Options of the program that ask for bfloat16: arguments, parameters, fields and settings."""
+    found: list[Fact] = []
+    for node in ast.walk(tree):
+        pairs: list[tuple[str, ast.expr | None]] = []
+        if isinstance(node, ast.Call) and _last(node.func) == "add_argument" and node.args:
+            flag = node.args[0]
+            name = str(flag.value).lstrip("-") if isinstance(flag, ast.Constant) else ""
+            pairs = [(name, k.value) for k in node.keywords if k.arg in ("default", "choices")]
+        elif isinstance(node, (ast.FunctionDef, ast.Lambda)):
+            spec = node.args
+            pairs = [(a.arg, d) for a, d in zip(spec.args[len(spec.args) - len(spec.defaults) :], spec.defaults, strict=False)]
+            pairs += [(a.arg, d) for a, d in zip(spec.kwonlyargs, spec.kw_defaults, strict=False)]
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            pairs = [(node.target.id, node.value)]
+        elif isinstance(node, ast.Assign):
+            pairs = [(_last(t), node.value) for t in node.targets]
+        elif isinstance(node, ast.Dict):
+            pairs = [(str(k.value), v) for k, v in zip(node.keys, node.values, strict=True) if isinstance(k, ast.Constant)]
+        elif isinstance(node, ast.keyword) and node.arg:
+            pairs = [(node.arg, node.value)]
+        for name, value in pairs:
+            if name and _OPTION.search(name) and value is not None and _asks_bf16(value):
+                found.append(Fact("bf16 option", place_of(node, path), name))
+    return found
+
+
+def _asks_bf16(value: ast.expr) -> bool:
+    return any(
+        (isinstance(n, ast.Constant) and n.value in _BF16) or (isinstance(n, ast.Attribute) and n.attr == "bfloat16")
+        for n in ast.walk(value)
+    )
 
 
 def place_of(node: ast.AST, path: str) -> Place:

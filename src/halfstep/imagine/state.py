@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from halfstep.events.vocabulary import Event, Made, Place, Region, Turn
+from halfstep.events.vocabulary import Backward, Event, Made, Place, Region, Turn
 from halfstep.imagine.values import NO_TAGS, Module, Scope, Tags, Tensor, Thing, Truth, Unknown, Value
 from halfstep.imagine.worlds import World
 
@@ -210,14 +210,18 @@ class State:
         place = self.place(node)
         key = f"{place.path}:{place.line}: {name}"
         exception = self.world.choose(key, (False, True), 0, "data", place, synced)
-        micro = next((turn for turn in reversed(self.loops) if turn.over in ("loader", "count", "items", "while")), None)
-        if exception and (micro is None or len(self.loops) < 2 or self._at_window_end(micro)):
-            return not normal
-        return normal
+        return (not normal) if exception and self._fires() else normal
 
-    def _at_window_end(self, micro: Turn) -> bool:
-        window = self.largest_window or ACCUMULATION
-        return micro.index == window - 1
+    def _fires(self) -> bool:
+        """Whether an exception in the data happens now: in a loop over micro-batches only once, else always."""
+        if not self.loops:
+            return True
+        turn = self.loops[-1]
+        last = next((d for d in reversed(self.drafts) if d.kind is Backward), None)
+        inner = last.fields["loops"][-1].loop if last is not None and last.fields["loops"] else None
+        if turn.over == "loader" or turn.index == 0 or inner == turn.loop:
+            return turn.index == max(2, self.largest_window) - 1
+        return True
 
     def note_window(self, modulus: Value, tags: Tags) -> None:
         """A loop counts in steps of `modulus`: remember the likely length of the accumulation window."""

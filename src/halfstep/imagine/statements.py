@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
-from halfstep.events.vocabulary import EpochBegin, EpochEnd, Fetch, ModuleReplaced, Retain, Turn
+from halfstep.events.vocabulary import EpochBegin, EpochEnd, Fetch, ModuleReplaced, Retain, SetEpoch, Turn
 from halfstep.imagine.naming import hinted
 from halfstep.imagine.state import (
     MICRO_BATCHES,
@@ -142,6 +142,10 @@ class Statements(State):
 
     def assign(self, node: ast.Assign) -> None:
         value = self.eval(node.value)
+        if isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.Add) and isinstance(value, Tensor):
+            text = ast.unparse(node.targets[0])
+            if text == ast.unparse(node.value.left) and self.loops:
+                value = self.kept(None, value, text, node)
         for target in node.targets:
             self.bind(target, value)
 
@@ -166,7 +170,7 @@ class Statements(State):
         """An accumulator that now holds a graph: note it, so that it can be told from a sum that is backpropagated."""
         if not isinstance(after, Tensor) or not after.grad or not self.grad_enabled:
             return after
-        inherited = before.retained if isinstance(before, Tensor) else frozenset()
+        inherited = (before if isinstance(before, Tensor) else after).retained
         number = next(iter(inherited), 0) or self.number("container")
         self.emit(Retain, node, container=number, name=name)
         return derive(after, retained=after.retained | {number})
@@ -229,6 +233,8 @@ class Statements(State):
             self._note_replaced(value.thing, name, new, node, known=name in value.attrs)
             value.attrs[name] = new
             self._adopt(value.thing, new)
+            if value.thing is not None and value.thing.kind == "dataset" and "epoch" in name and self.calls[-1:] != ["__init__"]:
+                self.emit(SetEpoch, node, target=value.thing, value=self.number("value"))
         elif isinstance(value, Thing):
             self.set_on_thing(value, name, new, node)
             if value.kind == "model":

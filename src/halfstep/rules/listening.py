@@ -100,7 +100,7 @@ class Window:
     @property
     def size(self) -> int:
         """Micro-batches: how often its most frequent backward line ran."""
-        counts = Counter(b.place for b in self.backwards)
+        counts = Counter(b.stack for b in self.backwards)
         return max(counts.values(), default=0)
 
 
@@ -165,8 +165,8 @@ def accumulation(trace: Trace, optimizer: Ref) -> Accumulation | None:
 
 
 def _skipping(trace: Trace, optimizer: Ref, stepped: list[Window]) -> tuple[int, bool]:
-    place = stepped[0].backwards[-1].place
-    turns = [b for b in trace.of(Backward) if b.place == place and optimizer in b.optimizers]
+    stack = stepped[0].backwards[-1].stack
+    turns = [b for b in trace.of(Backward) if b.stack == stack and optimizer in b.optimizers]
     steps = [s for s in trace.of(Step) if s.optimizer == optimizer]
     if len(steps) >= len(turns) or not any(w.wiped for w in windows(trace, optimizer)):
         return 1, False

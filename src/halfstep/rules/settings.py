@@ -40,7 +40,7 @@ class Settings:
 
 
 def _means(name: str, rule: Rule) -> bool:
-    return name == rule.card.name or (name.isupper() or name[:2].isupper()) and rule.card.code.startswith(name) or name == "ALL"
+    return name == rule.card.name or ((name.isupper() or name[:2].isupper()) and rule.card.code.startswith(name)) or name == "ALL"
 
 
 def nearest(start: Path) -> Settings:

@@ -57,6 +57,8 @@ def _imagine_worker(state: Calls, loader: Thing, dataset: Value, given: dict[str
     """Hear what the data set, the collate function and the worker's start do inside a worker."""
     if not has_workers(loader):
         return
+    if isinstance(dataset, Instance):
+        _look_at_dataset(state, dataset, given)
     jobs: list[tuple[Value, Args]] = []
     if isinstance(dataset, Instance):
         for name, arguments in (("__getitem__", [Unknown("index")]), ("__iter__", [])):
@@ -75,6 +77,30 @@ def _imagine_worker(state: Calls, loader: Thing, dataset: Value, given: dict[str
             _quietly(state, job, arguments, node)
     finally:
         state.in_worker, state.loops = saved
+
+
+SPLITS = re.compile(r"worker|shard|rank|split|world|get_worker_info|islice|skip")
+
+
+def _look_at_dataset(state: Calls, dataset: Instance, given: dict[str, Value]) -> None:
+    """Streams that no worker divides, and generators that every worker copies."""
+    method = dataset.cls.lookup("__iter__")
+    text = ast.unparse(dataset.cls.node)
+    if dataset.cls.is_a("IterableDataset") and isinstance(method, Function):
+        if not SPLITS.search(text) and given.get("worker_init_fn") is None:
+            state.make("unsplit stream", method.node)
+    getter = dataset.cls.lookup("__getitem__")
+    if isinstance(getter, Function):
+        for name, value in dataset.attrs.items():
+            held = settled(value)
+            used = any(isinstance(n, ast.Attribute) and n.attr == name for n in ast.walk(getter.node))
+            if isinstance(held, Thing) and held.kind == "generator" and used and given.get("worker_init_fn") is None:
+                _say_generator(state, held, getter, name)
+
+
+def _say_generator(state: Calls, held: Thing, getter: Function, name: str) -> None:
+    node = next(n for n in ast.walk(getter.node) if isinstance(n, ast.Attribute) and n.attr == name)
+    state.make("worker generator", node, made=held.place)
 
 
 def _quietly(state: Calls, job: Value, arguments: Args, node: ast.AST) -> None:

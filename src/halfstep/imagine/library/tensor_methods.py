@@ -42,7 +42,8 @@ def call(state: Calls, value: Tensor, name: str, args: Args, kwargs: Kwargs, nod
     if name in ("all", "any"):
         return Unknown("condition", value.tags | {"data"}, loaders=value.loaders)
     if name in ("chunk", "split", "unbind", "tensor_split"):
-        return [derive(value) for _ in range(4)]
+        count = settled(args[0]) if name == "chunk" and args else 4
+        return [derive(value) for _ in range(min(count, 64) if isinstance(count, int) else 4)]
     if name in ("max", "min", "topk", "sort") and (args or kwargs) and name != "max":
         return derive(value)
     if name in ("items", "keys", "values") and not value.grad:

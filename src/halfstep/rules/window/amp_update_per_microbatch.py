@@ -77,4 +77,4 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
 
 
 def _again(event: Backward, account: Account) -> bool:
-    return any(earlier.place == event.place for earlier in account.pending)
+    return any(earlier.stack == event.stack for earlier in account.pending)

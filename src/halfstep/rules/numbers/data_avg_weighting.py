@@ -1,0 +1,63 @@
+"""Rule HS611: data-avg-weighting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfstep.events.trace import Story, Trace
+from halfstep.events.vocabulary import Numeric
+from halfstep.findings.card import Card
+from halfstep.findings.finding import Found, Severity
+
+CARD = Card(
+    code="HS611",
+    name="data-avg-weighting",
+    severity=Severity.WARNING,
+    what="A sum of batch means is divided by the number of samples.",
+    why="The reported loss is too small by the batch size. Multiply each mean by its batch's size, or divide by the number of batches.",
+    example="""\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+
+def train(model, dataset, epochs=2):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    loader = DataLoader(dataset, batch_size=8, shuffle=True)
+    for epoch in range(epochs):
+        total = 0.0
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            total += loss.item()
+        print(total / len(loader.dataset))
+""",
+    instead="""\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+
+def train(model, dataset, epochs=2):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    loader = DataLoader(dataset, batch_size=8, shuffle=True)
+    for epoch in range(epochs):
+        total = 0.0
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            total += loss.item() * len(x)
+        print(total / len(loader.dataset))
+""",
+)
+
+
+def check(trace: Trace, story: Story) -> Iterator[Found]:
+    """Such a division, wherever it is."""
+    for event in trace.of(Numeric):
+        if event.kind == "mean over dataset":
+            yield Found(event.place, "a sum of batch means is divided by the number of samples")

@@ -1,0 +1,68 @@
+"""Rule HS302: grad-zero-missing-branch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfstep.events.trace import Story, Trace
+from halfstep.events.vocabulary import ZeroGrad
+from halfstep.findings.card import Card
+from halfstep.findings.finding import Found, Severity
+from halfstep.rules.listening import optimizers, whole, windows
+
+CARD = Card(
+    code="HS302",
+    name="grad-zero-missing-branch",
+    severity=Severity.ERROR,
+    what="The gradients are cleared in one branch only.",
+    why="In the other configuration every step uses the sum of all gradients since the start.",
+    example="""\
+import torch
+from torch import nn
+
+
+def train(model, loader, use_amp=False, epochs=2):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for epoch in range(epochs):
+        for x, y in loader:
+            if use_amp:
+                optimizer.zero_grad()
+                with torch.autocast("cuda", dtype=torch.bfloat16):
+                    loss = nn.functional.mse_loss(model(x), y)
+            else:
+                loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+""",
+    instead="""\
+import torch
+from torch import nn
+
+
+def train(model, loader, use_amp=False, epochs=2):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for epoch in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            if use_amp:
+                with torch.autocast("cuda", dtype=torch.bfloat16):
+                    loss = nn.functional.mse_loss(model(x), y)
+            else:
+                loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+""",
+)
+
+
+def check(trace: Trace, story: Story) -> Iterator[Found]:
+    """An optimizer that is cleared in some worlds but not in this one."""
+    same = [t for t in story.traces if t.root == trace.root]
+    cleared = {o for t in same for e in t.of(ZeroGrad) for o in e.optimizers}
+    here = {o for e in trace.of(ZeroGrad) for o in e.optimizers}
+    for optimizer in optimizers(trace):
+        if optimizer not in cleared or optimizer in here or not whole(trace, optimizer) or trace.exception is not None:
+            continue
+        parts = [w for w in windows(trace, optimizer) if w.step is not None and w.backwards]
+        if len(parts) >= 2:
+            yield Found(parts[0].backwards[0].place, f"the gradients of `{optimizer.name}` are not cleared on this path")

@@ -1,0 +1,105 @@
+"""Rule HS702: mode-eval-missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from halfstep.events.trace import Story, Trace
+from halfstep.events.vocabulary import Backward, EpochBegin, EpochEnd, Forward, Mode
+from halfstep.findings.card import Card
+from halfstep.findings.finding import Found, Severity
+
+CARD = Card(
+    code="HS702",
+    name="mode-eval-missing",
+    severity=Severity.WARNING,
+    what="A model is validated in training mode.",
+    why="Dropout is on and batch normalisation learns from the validation data. Call `eval()` before and `train()` after.",
+    example="""\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1))
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def train(loader, val_loader, epochs=2):
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for epoch in range(epochs):
+        model.train()
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        for x, y in val_loader:
+            with torch.no_grad():
+                total = nn.functional.mse_loss(model(x), y).item()
+""",
+    instead="""\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1))
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def train(loader, val_loader, epochs=2):
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for epoch in range(epochs):
+        model.train()
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        model.eval()
+        for x, y in val_loader:
+            with torch.no_grad():
+                total = nn.functional.mse_loss(model(x), y).item()
+""",
+)
+
+
+NAMES = re.compile(r"(^|_|\.|\b)(val|valid|validation|test|eval|dev)(_|\b|$|[A-Z])", re.I)
+
+
+def check(trace: Trace, story: Story) -> Iterator[Found]:
+    """Forward passes in training mode in a loop over validation data, of a model for which the mode matters."""
+    trained = {m for b in trace.of(Backward) for m in b.models}
+    asked = {e.model for e in trace.of(Mode)}
+    for begin, forwards in _passes(trace):
+        for event in forwards:
+            matters = event.mode_dependent or (event.mode_dependent is None and event.model in asked)
+            if event.training and event.model in trained and matters:
+                yield Found(begin.place, f"`{event.model.name}` is validated in training mode")
+
+
+def _passes(trace: Trace) -> Iterator[tuple[EpochBegin, list[Forward]]]:
+    """Passes over validation data without a backward pass, with their forward passes."""
+    begin: EpochBegin | None = None
+    forwards: list[Forward] = []
+    for event in trace.events:
+        if isinstance(event, EpochBegin):
+            begin, forwards = event, []
+        elif isinstance(event, Forward):
+            forwards.append(event)
+        elif isinstance(event, Backward):
+            begin = None
+        elif isinstance(event, EpochEnd) and begin is not None:
+            if NAMES.search(begin.loader.name) or NAMES.search(begin.function):
+                yield begin, forwards
+            begin = None

@@ -1,0 +1,97 @@
+"""Rule HS701: mode-no-train-after-eval."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfstep.events.trace import Story, Trace
+from halfstep.events.vocabulary import Backward, Mode, Ref
+from halfstep.findings.card import Card
+from halfstep.findings.finding import Found, Severity
+from halfstep.rules.listening import call_site
+
+CARD = Card(
+    code="HS701",
+    name="mode-no-train-after-eval",
+    severity=Severity.ERROR,
+    what="After `eval()` in the loop, training goes on in evaluation mode.",
+    why="From the second epoch on dropout is off and batch normalisation uses frozen statistics.",
+    example="""\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1))
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def train(loader, val_loader, epochs=2):
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for epoch in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        model.eval()
+        for x, y in val_loader:
+            with torch.no_grad():
+                total = nn.functional.mse_loss(model(x), y).item()
+""",
+    instead="""\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1))
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def train(loader, val_loader, epochs=2):
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for epoch in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        model.eval()
+        for x, y in val_loader:
+            with torch.no_grad():
+                total = nn.functional.mse_loss(model(x), y).item()
+        model.train()
+""",
+)
+
+
+def check(trace: Trace, story: Story) -> Iterator[Found]:
+    """Training in evaluation mode of a model that was trained in the other mode before."""
+    trained: set[Ref] = set()
+    switched: dict[Ref, Mode] = {}
+    backward: Backward | None = None
+    for event in trace.of(Mode, Backward):
+        if isinstance(event, Mode):
+            if event.training:
+                switched.clear()
+            elif backward is not None:
+                switched[event.model] = event
+        else:
+            backward = event
+            trained.update(m for m in event.models if m not in event.eval_mode)
+            for model in event.eval_mode:
+                mode = switched.get(model) or next(iter(switched.values()), None)
+                if mode is not None and model in trained and mode.loops:
+                    yield Found(
+                        call_site(mode, event),
+                        f"training goes on in evaluation mode: `{model.name}.train()` is missing after this",
+                    )

@@ -1,0 +1,59 @@
+"""Rule HS401: opt-missing-params."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfstep.events.trace import Story, Trace
+from halfstep.events.vocabulary import Made, ModuleReplaced, Step
+from halfstep.findings.card import Card
+from halfstep.findings.finding import Found, Severity
+
+CARD = Card(
+    code="HS401",
+    name="opt-missing-params",
+    severity=Severity.ERROR,
+    what="A module is put into the model after the optimizer was built.",
+    why="Its parameters are in no optimizer: they get gradients and never move.",
+    example="""\
+import torch
+from torch import nn
+
+
+def train(model, loader, epochs=2):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model.head = nn.Linear(8, 2)
+    for epoch in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+""",
+    instead="""\
+import torch
+from torch import nn
+
+
+def train(model, loader, epochs=2):
+    model.head = nn.Linear(8, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for epoch in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+""",
+)
+
+
+def check(trace: Trace, story: Story) -> Iterator[Found]:
+    """A replaced module whose parameters no optimizer gets before the optimizers step."""
+    for event in trace.of(ModuleReplaced):
+        later = [s for s in trace.of(Step) if s.serial > event.serial]
+        stepped = {s.optimizer for s in later}
+        made_later = [m for m in trace.of(Made) if m.what.kind == "optimizer" and m.serial > event.serial]
+        if stepped & set(event.optimizers) and not made_later:
+            yield Found(
+                event.place,
+                f"`{event.module.name}` is put into `{event.model.name}` after the optimizer was built: it is not trained",
+            )

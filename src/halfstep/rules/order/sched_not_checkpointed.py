@@ -1,0 +1,60 @@
+"""Rule HS408: sched-not-checkpointed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfstep.events.trace import Story, Trace
+from halfstep.events.vocabulary import Save, SchedulerStep
+from halfstep.findings.card import Card
+from halfstep.findings.finding import Found, Severity
+
+CARD = Card(
+    code="HS408",
+    name="sched-not-checkpointed",
+    severity=Severity.WARNING,
+    what="A checkpoint holds the optimizer but not the scheduler.",
+    why="After a resume the schedule starts anew.",
+    example="""\
+import torch
+from torch import nn
+
+
+def train(model, loader, epochs=2):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    for epoch in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        scheduler.step()
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "last.pt")
+""",
+    instead="""\
+import torch
+from torch import nn
+
+
+def train(model, loader, epochs=2):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    for epoch in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        scheduler.step()
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}, "last.pt")
+""",
+)
+
+
+def check(trace: Trace, story: Story) -> Iterator[Found]:
+    """A saved optimizer state without the state of a scheduler that moves."""
+    schedulers = {e.scheduler for e in trace.of(SchedulerStep)}
+    if not schedulers:
+        return
+    for event in trace.of(Save):
+        if "optimizer" in event.states and not event.states & {"scheduler", "?"}:
+            yield Found(event.place, "the checkpoint holds the optimizer but not the state of the scheduler")

@@ -1,0 +1,69 @@
+"""Rule HS409: sched-restore-order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfstep.events.trace import Story, Trace
+from halfstep.events.vocabulary import Load, Made, Ref
+from halfstep.findings.card import Card
+from halfstep.findings.finding import Found, Severity
+
+CARD = Card(
+    code="HS409",
+    name="sched-restore-order",
+    severity=Severity.WARNING,
+    what="A scheduler is built after the optimizer's state was loaded.",
+    why="Its constructor writes the initial learning rate over the loaded one.",
+    example="""\
+import torch
+from torch import nn
+
+
+def train(model, loader, path, epochs=2):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    checkpoint = torch.load(path)
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    for epoch in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        scheduler.step()
+""",
+    instead="""\
+import torch
+from torch import nn
+
+
+def train(model, loader, path, epochs=2):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    checkpoint = torch.load(path)
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    scheduler.load_state_dict(checkpoint["scheduler"])
+    for epoch in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        scheduler.step()
+""",
+)
+
+
+def check(trace: Trace, story: Story) -> Iterator[Found]:
+    """A scheduler made after a load into its optimizer, without telling it where it is."""
+    loaded: dict[Ref, Load] = {}
+    made: list[tuple[Ref, Made]] = []
+    for event in trace.of(Load, Made):
+        if isinstance(event, Load) and event.target is not None:
+            loaded[event.target] = event
+            made = [(o, m) for o, m in made if o != event.target]
+        elif isinstance(event, Made) and event.what.kind == "scheduler":
+            args, optimizer = event.facts.get("args"), event.facts.get("optimizer")
+            if optimizer in loaded and isinstance(optimizer, Ref) and not (isinstance(args, dict) and "last_epoch" in args):
+                made.append((optimizer, event))
+    for _, event in made:
+        yield Found(event.place, "this constructor writes the initial learning rate over the one that was loaded")

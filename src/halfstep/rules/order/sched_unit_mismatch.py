@@ -1,0 +1,110 @@
+"""Rule HS403: sched-unit-mismatch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfstep.events.trace import Story, Trace
+from halfstep.events.vocabulary import Ref, SchedulerStep, Step
+from halfstep.findings.card import Card
+from halfstep.findings.finding import Found, Severity
+from halfstep.rules.listening import same_turn
+
+CARD = Card(
+    code="HS403",
+    name="sched-unit-mismatch",
+    severity=Severity.ERROR,
+    what="A scheduler is sized in one unit and stepped in another.",
+    why="Sized in batches and stepped per epoch it hardly moves; sized in epochs and stepped per batch it is at its end within the first epoch.",
+    example="""\
+import torch
+from torch import nn
+
+
+def train(model, loader, epochs=2):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=len(loader))
+    for epoch in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        scheduler.step()
+""",
+    instead="""\
+import torch
+from torch import nn
+
+
+def train(model, loader, epochs=2):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
+    for epoch in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        scheduler.step()
+""",
+)
+
+
+EPOCH_LITERALS = 200
+"""Step sizes and milestones up to this are epochs in all recipes that we know."""
+
+
+def check(trace: Trace, story: Story) -> Iterator[Found]:
+    """Compare what the length counts with how often the scheduler moves."""
+    for event in trace.of(SchedulerStep):
+        scheduler = event.scheduler
+        horizon = trace.fact(scheduler, "horizon")
+        if (
+            not isinstance(horizon, frozenset)
+            or event.argument
+            or scheduler.given
+            or trace.fact(scheduler, "part of") is not None
+        ):
+            continue
+        steps = [s for s in trace.of(Step) if s.optimizer == event.optimizer]
+        per_batch = _per_batch(event, steps)
+        if per_batch is None:
+            continue
+        where = _where(trace, scheduler)
+        if not per_batch and "loader" in horizon and event.loops:
+            yield Found(event.place, f"`{scheduler.name}` is sized in batches ({where}) but moves once an epoch")
+        elif per_batch and "epochs" in horizon and "loader" not in horizon:
+            yield Found(event.place, f"`{scheduler.name}` is sized in epochs ({where}) but moves once a batch")
+        elif per_batch and _epoch_literal(trace, scheduler):
+            yield Found(event.place, f"`{scheduler.name}` counts in epochs ({where}) but moves once a batch")
+
+
+def _per_batch(event: SchedulerStep, steps: list[Step]) -> bool | None:
+    if not steps or not any(len(s.loops) >= 2 for s in steps):
+        return None
+    deep = max(len(s.loops) for s in steps)
+    if len(event.loops) == deep and same_turn(event, min(steps, key=lambda s: abs(s.serial - event.serial))):
+        return True
+    if len(event.loops) == deep - 1:
+        return False
+    return None
+
+
+def _where(trace: Trace, scheduler: Ref) -> str:
+    made = trace.made(scheduler)
+    return f"line {made.place.line}" if made is not None and made.place is not None else "elsewhere"
+
+
+def _epoch_literal(trace: Trace, scheduler: Ref) -> bool:
+    kind, args = trace.fact(scheduler, "class"), trace.fact(scheduler, "args")
+    if not isinstance(args, dict):
+        return False
+    gamma = args.get("gamma", 0.1)
+    if kind == "MultiStepLR":
+        stones = args.get("milestones")
+        return (
+            isinstance(stones, (list, tuple)) and bool(stones) and all(isinstance(m, int) and m <= EPOCH_LITERALS for m in stones)
+        )
+    if kind == "StepLR":
+        size = args.get("step_size")
+        return isinstance(size, int) and 1 < size <= EPOCH_LITERALS and isinstance(gamma, float) and gamma <= 0.5
+    return kind == "ExponentialLR" and isinstance(gamma, float) and gamma < 0.98

@@ -1,0 +1,85 @@
+"""Rule HS515: ddp-same-seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfstep.events.trace import Story, Trace
+from halfstep.events.vocabulary import Backward, RandomDraw, Seed
+from halfstep.findings.card import Card
+from halfstep.findings.finding import Found, Severity
+
+CARD = Card(
+    code="HS515",
+    name="ddp-same-seed",
+    severity=Severity.WARNING,
+    what="All ranks use the same seed for what they draw in training.",
+    why="Noise, dropout and augmentation are the same on all ranks. Add the rank to the seed after the model was built.",
+    example="""\
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+
+def train(model, dataset, epochs=2):
+    dist.init_process_group("nccl")
+    local_rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(local_rank)
+    sampler = DistributedSampler(dataset)
+    loader = DataLoader(dataset, batch_size=8, sampler=sampler)
+    model = DDP(model.cuda(), device_ids=[local_rank])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    torch.manual_seed(1234)
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x + torch.randn_like(x)), y).backward()
+            optimizer.step()
+""",
+    instead="""\
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+
+def train(model, dataset, epochs=2):
+    dist.init_process_group("nccl")
+    local_rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(local_rank)
+    sampler = DistributedSampler(dataset)
+    loader = DataLoader(dataset, batch_size=8, sampler=sampler)
+    model = DDP(model.cuda(), device_ids=[local_rank])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    torch.manual_seed(1234 + dist.get_rank())
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x + torch.randn_like(x)), y).backward()
+            optimizer.step()
+""",
+)
+
+
+def check(trace: Trace, story: Story) -> Iterator[Found]:
+    """A constant seed as the last one before random draws in a distributed training loop."""
+    if not any(b.ddp for b in trace.of(Backward)):
+        return
+    seeds = [e for e in trace.of(Seed) if not e.in_worker]
+    turns = {t.loop for b in trace.of(Backward) for t in b.loops}
+    draws = [e for e in trace.of(RandomDraw) if any(t.loop in turns for t in e.loops)]
+    if seeds and draws and all(s.constant for s in seeds):
+        last = seeds[-1]
+        caller = last.stack[-2] if len(last.stack) > 2 else last.place
+        yield Found(caller, "all ranks draw the same random numbers: add the rank to the seed")

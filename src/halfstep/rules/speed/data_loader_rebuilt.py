@@ -1,0 +1,58 @@
+"""Rule HS609: data-loader-rebuilt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfstep.events.trace import Story, Trace
+from halfstep.events.vocabulary import Made, Place
+from halfstep.findings.card import Card
+from halfstep.findings.finding import Found, Severity
+
+CARD = Card(
+    code="HS609",
+    name="data-loader-rebuilt",
+    severity=Severity.PERF,
+    what="A loader is built anew in every epoch.",
+    why="Its workers start again each time. Build it once.",
+    example="""\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+
+def train(model, dataset, epochs=2):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for epoch in range(epochs):
+        loader = DataLoader(dataset, batch_size=8, shuffle=True, num_workers=2)
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+""",
+    instead="""\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+
+def train(model, dataset, epochs=2):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    loader = DataLoader(dataset, batch_size=8, shuffle=True)
+    for epoch in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+""",
+)
+
+
+def check(trace: Trace, story: Story) -> Iterator[Found]:
+    """Loaders made at one place in different turns of one loop."""
+    first: dict[Place, Made] = {}
+    for made in trace.of(Made):
+        if made.what.kind == "loader" and made.place is not None:
+            before = first.setdefault(made.place, made)
+            if before is not made and made.loops and [t.loop for t in before.loops] == [t.loop for t in made.loops]:
+                yield Found(made.place, "this loader is built anew in every turn of the loop")

@@ -1,0 +1,73 @@
+"""Rule HS604: data-loss-graph-retained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfstep.events.trace import Story, Trace
+from halfstep.events.vocabulary import Backward, Fetch, Retain, Step
+from halfstep.findings.card import Card
+from halfstep.findings.finding import Found, Severity
+from halfstep.rules.listening import call_site
+
+CARD = Card(
+    code="HS604",
+    name="data-loss-graph-retained",
+    severity=Severity.ERROR,
+    what="Tensors with their graphs are collected over steps.",
+    why="Every graph stays in memory: use grows with each step until it ends. Detach what is kept.",
+    example="""\
+import torch
+from torch import nn
+
+
+def train(model, loader, epochs=2):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for epoch in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss)
+""",
+    instead="""\
+import torch
+from torch import nn
+
+
+def train(model, loader, epochs=2):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for epoch in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+""",
+)
+
+
+def check(trace: Trace, story: Story) -> Iterator[Found]:
+    """A container that gets graphs in several turns of a loop over batches, and is never backpropagated."""
+    used = {number for b in trace.of(Backward) for number in b.retained}
+    first: dict[int, Retain] = {}
+    backward = next(iter(trace.of(Backward)), None)
+    for event in trace.of(Retain):
+        if event.container in used or event.container not in first:
+            first.setdefault(event.container, event)
+            continue
+        earlier = first[event.container]
+        if _turns(trace, earlier, event):
+            yield Found(
+                call_site(event, backward) if backward is not None and event.loops else event.place,
+                f"a tensor with its graph is kept in `{event.name}` over steps",
+            )
+
+
+def _turns(trace: Trace, earlier: Retain, event: Retain) -> bool:
+    between = trace.events[earlier.serial : event.serial]
+    return earlier.loops != event.loops and any(isinstance(e, (Fetch, Step)) for e in between)

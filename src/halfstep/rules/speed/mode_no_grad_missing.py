@@ -1,0 +1,95 @@
+"""Rule HS703: mode-no-grad-missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from halfstep.events.trace import Story, Trace
+from halfstep.events.vocabulary import Backward, EpochBegin, EpochEnd, Forward
+from halfstep.findings.card import Card
+from halfstep.findings.finding import Found, Severity
+
+CARD = Card(
+    code="HS703",
+    name="mode-no-grad-missing",
+    severity=Severity.WARNING,
+    what="Validation builds graphs.",
+    why="It costs the memory and time of training. Use `torch.no_grad()` or `torch.inference_mode()`.",
+    example="""\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1))
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def train(loader, val_loader, epochs=2):
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for epoch in range(epochs):
+        model.train()
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        model.eval()
+        for x, y in val_loader:
+            total = nn.functional.mse_loss(model(x), y).item()
+""",
+    instead="""\
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1))
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def train(loader, val_loader, epochs=2):
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for epoch in range(epochs):
+        model.train()
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        model.eval()
+        for x, y in val_loader:
+            with torch.no_grad():
+                total = nn.functional.mse_loss(model(x), y).item()
+""",
+)
+
+
+NAMES = re.compile(r"(^|_|\.|\b)(val|valid|validation|test|eval|dev)(_|\b|$|[A-Z])", re.I)
+
+
+def check(trace: Trace, story: Story) -> Iterator[Found]:
+    """Forward passes with gradients in a loop over validation data that has no backward pass."""
+    begin: EpochBegin | None = None
+    first: Forward | None = None
+    trained = {m for b in trace.of(Backward) for m in b.models}
+    for event in trace.of(EpochBegin, Forward, Backward, EpochEnd):
+        if isinstance(event, EpochBegin):
+            begin, first = event, None
+        elif isinstance(event, Forward):
+            first = first or (event if event.grad_enabled else None)
+        elif isinstance(event, Backward):
+            begin = None
+        elif begin is not None and first is not None and first.model in trained:
+            if NAMES.search(begin.loader.name) or NAMES.search(begin.function):
+                yield Found(begin.place, "validation builds graphs: use `torch.no_grad()`")
+            begin = None

@@ -1,0 +1,85 @@
+"""Rule HS203: accum-tail-dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfstep.events.trace import Story, Trace
+from halfstep.events.vocabulary import EpochEnd, Event, Fetch, Place, Ref, RunEnd, Step, ZeroGrad
+from halfstep.findings.card import Card
+from halfstep.findings.finding import Found, Severity
+from halfstep.rules.listening import accumulation, hear, optimizers
+
+CARD = Card(
+    code="HS203",
+    name="accum-tail-dropped",
+    severity=Severity.WARNING,
+    what="The micro-batches after the last full window never reach a step of their own.",
+    why="They are cleared at the next epoch's start, or leak into its first window. Step also on the last batch.",
+    example="""\
+import torch
+from torch import nn
+
+
+def train(model, loader, accumulate=4, epochs=2):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for epoch in range(epochs):
+        for i, (x, y) in enumerate(loader):
+            loss = nn.functional.mse_loss(model(x), y) / accumulate
+            loss.backward()
+            if (i + 1) % accumulate == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+""",
+    instead="""\
+import torch
+from torch import nn
+
+
+def train(model, loader, accumulate=4, epochs=2):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for epoch in range(epochs):
+        for i, (x, y) in enumerate(loader):
+            loss = nn.functional.mse_loss(model(x), y) / accumulate
+            loss.backward()
+            if (i + 1) % accumulate == 0 or i + 1 == len(loader):
+                optimizer.step()
+                optimizer.zero_grad()
+""",
+)
+
+
+def check(trace: Trace, story: Story) -> Iterator[Found]:
+    """Gradients that are pending when a pass over the loader has ended and the next thing starts."""
+    if trace.exception is not None:
+        return
+    for optimizer in optimizers(trace):
+        way = accumulation(trace, optimizer)
+        if way is None or not way.guarded:
+            continue
+        ended: EpochEnd | None = None
+        for event, accounts in hear(trace):
+            pending = [] if optimizer not in accounts else accounts[optimizer].pending
+            if isinstance(event, EpochEnd) and pending and _inside(pending[-1], event):
+                ended = event
+            elif isinstance(event, Step) and event.optimizer == optimizer:
+                ended = None
+            elif ended is not None and isinstance(event, (Fetch, RunEnd, ZeroGrad)) and (pending or way.wiped):
+                if not (trace.repeated and isinstance(event, RunEnd) and optimizer.given and not _clears(trace, optimizer)):
+                    yield Found(
+                        _guard(trace, optimizer),
+                        f"the last micro-batches of an epoch are left over: `{optimizer.name}` does not step at its end",
+                    )
+                ended = None
+
+
+def _inside(backward: Event, end: EpochEnd) -> bool:
+    return len(backward.loops) > len(end.loops) and backward.loops[: len(end.loops)] == end.loops
+
+
+def _clears(trace: Trace, optimizer: Ref) -> bool:
+    return any(optimizer in e.optimizers for e in trace.of(ZeroGrad))
+
+
+def _guard(trace: Trace, optimizer: Ref) -> Place | None:
+    return next((s.place for s in trace.of(Step) if s.optimizer == optimizer), None)

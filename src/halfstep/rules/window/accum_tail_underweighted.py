@@ -1,0 +1,61 @@
+"""Rule HS204: accum-tail-underweighted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from halfstep.events.trace import Story, Trace
+from halfstep.findings.card import Card
+from halfstep.findings.finding import Found, Severity
+from halfstep.rules.listening import accumulation, optimizers, windows
+
+CARD = Card(
+    code="HS204",
+    name="accum-tail-underweighted",
+    severity=Severity.INFO,
+    what="The shorter last window is stepped, but divided by the full window's size.",
+    why="Its update is smaller than the others. Divide by the micro-batches that the window really has.",
+    example="""\
+import torch
+from torch import nn
+
+
+def train(model, loader, accumulate=4, epochs=2):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for epoch in range(epochs):
+        for i, (x, y) in enumerate(loader):
+            loss = nn.functional.mse_loss(model(x), y) / accumulate
+            loss.backward()
+            if (i + 1) % accumulate == 0 or i + 1 == len(loader):
+                optimizer.step()
+                optimizer.zero_grad()
+""",
+    instead="""\
+import torch
+from torch import nn
+
+
+def train(model, loader, accumulate=4, epochs=2):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for epoch in range(epochs):
+        for i, (x, y) in enumerate(loader):
+            window = min(accumulate, len(loader) - i // accumulate * accumulate)
+            loss = nn.functional.mse_loss(model(x), y) / window
+            loss.backward()
+            if (i + 1) % accumulate == 0 or i + 1 == len(loader):
+                optimizer.step()
+                optimizer.zero_grad()
+""",
+)
+
+
+def check(trace: Trace, story: Story) -> Iterator[Found]:
+    """A stepped window smaller than the number its losses were divided by."""
+    if trace.exception is not None:
+        return
+    for optimizer in optimizers(trace):
+        way = accumulation(trace, optimizer)
+        for window in windows(trace, optimizer) if way is not None and way.guarded else ():
+            for backward in window.backwards if window.step is not None and window.size < way.size else ():
+                if any(d.value == way.size for d in backward.divisors):
+                    yield Found(backward.place, f"a window of {window.size} is divided by {way.size}")
