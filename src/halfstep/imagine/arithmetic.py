@@ -64,7 +64,7 @@ def arithmetic(state: State, left: Value, op: ast.operator, right: Value, node: 
         return left
     if isinstance(left, dict) and isinstance(right, dict):
         return {**left, **right}
-    return _unknown(left, op, right, node)
+    return _unknown(state, left, op, right, node)
 
 
 def _numbers(state: State, left: int | float, op: ast.operator, right: int | float) -> Value:
@@ -82,8 +82,6 @@ def _numbers(state: State, left: int | float, op: ast.operator, right: int | flo
         tags |= {"modulo"}
     if isinstance(op, (ast.Div, ast.FloorDiv)) and "accum" in tags_of(right):
         tags |= {"/accum"}
-    if isinstance(op, (ast.Div, ast.FloorDiv)) and "sum of means" in tags_of(left) and "dataset" in tags_of(right):
-        tags |= {"mean over dataset"}
     return tagged(value, tags - {"modulo"} if isinstance(op, (ast.Add, ast.Mult)) else tags)
 
 
@@ -103,7 +101,7 @@ def _sequences(left: Value, op: ast.operator, right: Value) -> Value:
     return Unknown("sequence", tags_of(left) | tags_of(right))
 
 
-def _unknown(left: Value, op: ast.operator, right: Value, node: ast.BinOp) -> Value:
+def _unknown(state: State, left: Value, op: ast.operator, right: Value, node: ast.BinOp) -> Value:
     factors = frozenset()
     if isinstance(op, ast.Mult):
         factors = _factors(left) | _factors(right)
@@ -115,7 +113,7 @@ def _unknown(left: Value, op: ast.operator, right: Value, node: ast.BinOp) -> Va
     if isinstance(op, (ast.Div, ast.FloorDiv)) and "accum" in tags_of(right):
         tags |= {"/accum"}
     if isinstance(op, ast.Div) and "sum of means" in tags_of(left) and "dataset" in tags_of(right):
-        tags |= {"mean over dataset"}
+        state.emit(Numeric, node, kind="mean over dataset")
     if isinstance(op, ast.Mult) and "batch size" in tags:
         tags -= {"sum of means"}
     loaders = getattr(left, "loaders", frozenset()) | getattr(right, "loaders", frozenset())

@@ -121,6 +121,11 @@ def _insert_after(editor: Editor, request: FixRequest) -> list[Edit] | None:
     return editor.insert_after(request.place.line, request.text) if editor.alone(request.place) else None
 
 
+def _zero_before(editor: Editor, request: FixRequest) -> list[Edit] | None:
+    name = _prefix(editor, request.text)
+    return editor.insert_before(request.place.line, f"{name}.zero_grad()") if name and editor.alone(request.place) else None
+
+
 def _scale_loss(editor: Editor, request: FixRequest) -> list[Edit] | None:
     text = editor.text(request.place)
     match = re.fullmatch(r"([\w.]+)\.backward\((.*)\)", text)
@@ -239,6 +244,7 @@ _ACTIONS = {
     "insert-before": _insert_before,
     "insert-after": _insert_after,
     "scale-loss": _scale_loss,
+    "zero-before": _zero_before,
     "replace": _replace_whole,
     "wrap": _wrap_text,
     "keyword": _keyword,

@@ -9,6 +9,7 @@ from halfstep.imagine.values import NO_TAGS, Count, Ratio, Tags, Unknown, Value,
 _ACCUM = re.compile(r"accum|grad_acc|(^|_)ga_steps|update_freq|micro_?(steps|batches)$|(^|_)iters_to_acc", re.I)
 _EPOCHS = re.compile(r"(^|_)(n_?|num_?|max_?|total_?|train_?)*epochs$|^ne$|^max_epoch$|^total_epoch$|^n_epoch$|^num_epoch$", re.I)
 _WORLD = re.compile(r"world(_?size)?$|^num_replicas$|^nprocs$|num_processes$|^n_gpus$|^ngpus", re.I)
+_BATCH = re.compile(r"(^|_)(batch_?size|bsz?|bs)$", re.I)
 _RANK = re.compile(r"(^|_)rank$|^global_rank$", re.I)
 _OFF = re.compile(r"debug|dry|eval_only|only|test_mode|profile|resume|^skip|overfit|sanity|disable|^no_|verbose", re.I)
 _INDEX = re.compile(r"^(i|it|idx|step|iter|iteration|batch_idx|batch_i|batch_index|i_batch|micro_step|batch_id|n_iter|data_iter_step)$")
@@ -22,6 +23,8 @@ def tags_for(name: str) -> Tags:
         return frozenset({"epochs"})
     if _WORLD.search(name):
         return frozenset({"world"})
+    if _BATCH.search(name):
+        return frozenset({"batch size"})
     return NO_TAGS
 
 
@@ -45,9 +48,9 @@ def _guessed(name: str, value: Unknown) -> Value:
         value.tags |= {"rank"}
         return value
     tags = tags_for(name)
-    if value.has_default and isinstance(value.default, (str, bool)) or not tags or value.tags & {"data"}:
+    if (value.has_default and isinstance(value.default, (str, bool))) or not tags or value.tags & {"data"}:
         return value
-    number = 4 if "accum" in tags else 2
+    number = 4 if "accum" in tags else 16 if "batch size" in tags else 2
     return tagged(number, tags)
 
 

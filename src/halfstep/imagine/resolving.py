@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
+import ast
+import re
+
 from halfstep.events.trace import Trace
 from halfstep.events.vocabulary import Backward, Clip, Event, Made, Ref, Step
 from halfstep.imagine.state import Draft, Reach, State
-from halfstep.imagine.values import Thing, Value
+from halfstep.imagine.values import Instance, Thing, Value, model_of
 
 
 def trace_of(state: State, root: str, repeated: bool) -> Trace:
     """The finished trace of a run."""
+    _note_unused(state)
     resolver = _Resolver(state)
     events = tuple(resolver.event(serial, draft) for serial, draft in enumerate(state.drafts))
     return Trace(events, state.world.decisions, root, repeated)
+
+
+_WALKS = re.compile(r"self\.(children|modules|named_children|named_modules|_modules|parameters)\b|getattr\(self|__dict__|vars\(self")
+
+
+def _note_unused(state: State) -> None:
+    """The modules of DDP models that no code read."""
+    for thing in state.things:
+        inner = thing.facts.get("inner")
+        if thing.facts.get("wrapper") == "ddp" and isinstance(inner, Thing):
+            thing.facts["unused modules"] = tuple(_unused_in(inner))
+
+
+def _unused_in(model: Thing) -> list[str]:
+    instance = model.facts.get("instance")
+    if not isinstance(instance, Instance) or not model.facts.get("followed") or _WALKS.search(ast.unparse(instance.cls.node)):
+        return []
+    found: list[str] = []
+    for name, value in instance.attrs.items():
+        child = model_of(value)
+        if child is None or child.facts.get("frozen") or child.given:
+            continue
+        found += [f"self.{name}"] if name not in instance.read else _unused_in(child)
+    return found
 
 
 class _Resolver:

@@ -38,7 +38,7 @@ def _collective(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: s
     state.emit(Collective, node, kind=kind)
     for value in args:
         value = settled(value)
-        if isinstance(value, Tensor) and kind in ("all_reduce", "broadcast", "all_gather", "reduce"):
+        if isinstance(value, (Tensor, Unknown)) and kind in ("all_reduce", "broadcast", "all_gather", "reduce"):
             value.tags = (value.tags - {"rank"}) | {"synced"}
     return None
 
@@ -61,6 +61,8 @@ def _ddp(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> 
         "find_unused": kwargs.get("find_unused_parameters", False) is not False or kwargs.get("static_graph") is True,
         "mode_dependent": inner.facts.get("mode_dependent"),
         "module": value,
+        "indexed": inner.facts.get("indexed device"),
+        "device made": inner.facts.get("device made"),
     }
     made = state.make("model", node, **facts)
     made.training, made.device, made.dtype = inner.training, inner.device, inner.dtype

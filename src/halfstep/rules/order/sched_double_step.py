@@ -22,7 +22,7 @@ from torch import nn
 
 def train(model, loader, epochs=2):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer)
     for epoch in range(epochs):
         for x, y in loader:
             optimizer.zero_grad()
@@ -38,7 +38,7 @@ from torch import nn
 
 def train(model, loader, epochs=2):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer)
     for epoch in range(epochs):
         for x, y in loader:
             optimizer.zero_grad()

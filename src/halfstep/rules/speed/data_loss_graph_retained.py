@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Backward, Fetch, Retain, Step
+from halfstep.events.vocabulary import Backward, Fetch, Place, Retain, Step
 from halfstep.findings.card import Card
 from halfstep.findings.finding import Found, Severity
 from halfstep.rules.listening import call_site
@@ -62,10 +62,15 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             continue
         earlier = first[event.container]
         if _turns(trace, earlier, event):
-            yield Found(
-                call_site(event, backward) if backward is not None and event.loops else event.place,
-                f"a tensor with its graph is kept in `{event.name}` over steps",
-            )
+            yield Found(_site(trace, event, backward), f"a tensor with its graph is kept in `{event.name}` over steps")
+
+
+def _site(trace: Trace, event: Retain, backward: Backward | None) -> Place | None:
+    """In the function that runs the loop over batches, or the one that leads to the backward pass."""
+    fetches = [f for f in trace.of(Fetch) if f.serial < event.serial and any(f.loops[-1:] == (t,) for t in event.loops)]
+    if fetches:
+        return event.stack[min(len(fetches[-1].stack), len(event.stack)) - 1]
+    return call_site(event, backward)
 
 
 def _turns(trace: Trace, earlier: Retain, event: Retain) -> bool:
