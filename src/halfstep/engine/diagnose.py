@@ -13,32 +13,32 @@ from torch import nn
 
 from halfstep.engine.batch import first_non_finite
 from halfstep.engine.ledger import Cause
+from halfstep.engine.update import Update
 from halfstep.precision.policy import largest_magnitude
 
 
 def cause_of_skip(
-    module: nn.Module, batches: Sequence[Any], *, loss: float, weight: float, scaled: bool, calibrating: bool
+    module: nn.Module, batches: Sequence[Any], update: Update, *, scaled: bool, calibrating: bool
 ) -> tuple[Cause, str]:
     """The cause of a skipped update and where it was found, from most to least certain.
 
     Args:
         module: the model, with the parameters that the update left alone.
         batches: this rank's micro-batches of the window.
-        loss: global mean loss of the window.
-        weight: global weight of the window.
+        update: what was skipped, with its global loss and weight.
         scaled: whether the loss was scaled.
         calibrating: whether no update has been applied yet.
     """
-    if weight == 0:
-        return Cause.NO_WEIGHT, "every label of the window is masked"
+    if update.weight == 0:
+        return Cause.NO_WEIGHT, "every label of the window is masked" if update.micro_batches else "the window has no backward"
     for number, batch in enumerate(batches, 1):
         if found := first_non_finite(batch):
             return Cause.DATA, f"{found} of micro-batch {number}"
     name, largest = largest_magnitude(module.named_parameters())
     if not math.isfinite(largest):
         return Cause.WEIGHTS, f"`{name}`"
-    if not math.isfinite(loss):
-        return Cause.LOSS, f"the loss is {loss}"
+    if not math.isfinite(update.loss):
+        return Cause.LOSS, f"the loss is {update.loss}"
     return (Cause.CALIBRATION if scaled and calibrating else Cause.OVERFLOW), ""
 
 

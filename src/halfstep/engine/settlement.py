@@ -143,14 +143,8 @@ class Settlement:
             self.ema.update_parameters(self.module)
 
     def _skipped(self, update: Update, batches: Sequence[Any], scaler: LossScaler | None) -> None:
-        cause, detail = cause_of_skip(
-            self.module,
-            batches,
-            loss=update.loss,
-            weight=update.weight,
-            scaled=scaler is not None,
-            calibrating=self.ledger.applied == 0,
-        )
+        calibrating = self.ledger.applied == 0
+        cause, detail = cause_of_skip(self.module, batches, update, scaled=scaler is not None, calibrating=calibrating)
         update.settled(cause, detail)
         self.ledger.record(update)
         if self._is_one_too_many(cause, scaler):
