@@ -6,8 +6,10 @@ tokenizer); when that has been looked at, `resolve` decides the rest.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from halfstep.config.batch import automatic_global, automatic_micro, check_division
-from halfstep.config.choice import Choice
+from halfstep.config.choice import ASKED_FOR, Choice
 from halfstep.config.decisions import Decisions, is_auto
 from halfstep.config.facts import Facts
 from halfstep.config.horizon import num_windows, planned_updates
@@ -177,7 +179,9 @@ def _evaluation(
     asked: EvaluationSection, inputs: Inputs, facts: Facts, planned: int | None, decisions: Decisions
 ) -> EvaluationRun:
     if inputs.evaluation_files is None:
-        decisions.choices["evaluation.share"] = held_out_share(asked, facts.data.text_bytes)
+        share = held_out_share(asked, facts.data.text_bytes)
+        found = share if share.reason == ASKED_FOR else replace(share, reason=f"{share.reason}: {facts.data.held_out}")
+        decisions.choices["evaluation.share"] = found
     every = decisions.take("evaluation.every_updates", asked.every_updates, lambda: _every(facts, planned))
     return EvaluationRun(
         every_updates=every,

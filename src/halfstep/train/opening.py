@@ -110,6 +110,8 @@ def device_of(written: Written) -> torch.device:
     if asked is None or asked == "auto":
         return local_device()
     found = local_device()
+    if world().size > 1 and ":" in asked:
+        raise DeviceError(f'`device = "{asked}"` is one device, for {world().size} ranks. Leave its number out.')
     try:
         device = torch.device(asked)
     except RuntimeError:
