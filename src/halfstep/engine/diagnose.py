@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ def save_evidence(folder: Path, name: str, content: dict[str, Any]) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(content, path)
     except _CANNOT_BE_SAVED as error:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink()
         return f"the batch could not be saved ({error})"
     return f"the batch was saved as {path}"
