@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
-from halfstep.engine import Update
+from halfstep.engine import Entry, Update
 from halfstep.measure.memory import memory_use
 from halfstep.train.limits import Limits
 from halfstep.train.record import EvaluationRecord, Listener, UpdateRecord
@@ -37,6 +37,7 @@ class Book:
         self._listeners, self._limits, self._device, self._clock = listeners, limits, device, clock
         self._began = self._last = clock()
         self._open: tuple[Update, float] | None = None
+        self._lr = 0.0
         self.updates = 0
         """Updates made, skipped ones and the last one too."""
         self.applied = 0
@@ -68,7 +69,18 @@ class Book:
         if self._open is None:
             return
         (update, seconds), self._open = self._open, None
-        entry = update.entry
+        self._record(update.entry, update.lr, seconds)
+
+    def _catch_up(self, ledger: Iterable[Entry]) -> None:
+        """Read what was settled but never handed out: the skipped update that stopped a run."""
+        self.settle()
+        for entry in ledger:
+            if entry.index > self.updates:
+                self.updates = entry.index
+                self._record(entry, self._lr, self._clock() - self._last)
+
+    def _record(self, entry: Entry, lr: float, seconds: float) -> None:
+        self._lr = lr
         if entry.applied:
             self.applied += 1
             self.tokens += round(entry.weight)
@@ -77,7 +89,7 @@ class Book:
             entry=entry,
             applied=self.applied,
             done=self._limits.done(self.applied, self.tokens, self.elapsed_s),
-            lr=update.lr,
+            lr=lr,
             seconds=seconds,
             elapsed_s=self.elapsed_s,
             memory_bytes=memory_use(self._device).peak_allocated_bytes,
@@ -98,10 +110,10 @@ class Book:
         yield
         self._last = self._clock()
 
-    def close(self) -> None:
+    def close(self, ledger: Iterable[Entry]) -> None:
         """Read what is left and tell the listeners that nothing more comes."""
         try:
-            self.settle()
+            self._catch_up(ledger)
         finally:
             for listener in self._listeners:
                 listener.close()

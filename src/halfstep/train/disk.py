@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
+import math
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from halfstep.errors import UsageError
 
@@ -32,6 +35,19 @@ def _sentence(path: Path, error: OSError) -> str:
     if error.errno in FULL:
         return f"{path} cannot be written: the disk is full. What was saved before is still there."
     return f"{path} cannot be written: {error.strerror or error}."
+
+
+def to_json(value: Any, *, indent: int | None = None) -> str:
+    """`value` as JSON; numbers that are not finite, which JSON does not have, become `null`."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def write_text(path: Path, text: str) -> None:

@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import shutil
 from collections.abc import Iterator, Mapping
@@ -31,7 +30,7 @@ from halfstep import __version__
 from halfstep.config.choice import Choice
 from halfstep.config.run import Resolved, choices_to_dict
 from halfstep.errors import ConfigError, UsageError
-from halfstep.train.disk import folder_beside, write_text, writing
+from halfstep.train.disk import folder_beside, to_json, write_text, writing
 from halfstep.train.log import JsonLines, LedgerFile, TensorBoard
 from halfstep.train.models import quiet
 from halfstep.train.record import Listener
@@ -67,7 +66,7 @@ class RunFolder:
             UsageError: the folder cannot be written.
         """
         self._record.update(values)
-        write_text(self.path / "run.json", json.dumps(self._record, indent=2) + "\n")
+        write_text(self.path / "run.json", to_json(self._record, indent=2) + "\n")
 
     def finish(self, summary: Summary, choices: Mapping[str, Choice[Any]]) -> None:
         """Note how the run ended and what the engine chose on the way. A best model that is the last one goes.

@@ -141,7 +141,7 @@ def _train(
     try:
         because = loop.run()
     finally:
-        book.close()
+        book.close(engine.ledger)
     return _summary(job, engine, book, judge, because, interrupted=stop.signal is not None)
 
 

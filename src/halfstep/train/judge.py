@@ -41,7 +41,7 @@ class Judge:
         """Judge the model after this update; every rank must call it."""
         assert self._held_out is not None
         found = evaluate(self._model, self._held_out)
-        best = self.best is None or math.isnan(self.best.loss) or found.loss < self.best.loss
+        best = not math.isnan(found.loss) and (self.best is None or found.loss < self.best.loss)
         self.last = EvaluationRecord(
             update=update,
             loss=found.loss,

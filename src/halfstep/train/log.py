@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from halfstep.train.disk import writing
+from halfstep.train.disk import to_json, writing
 from halfstep.train.record import EvaluationRecord, UpdateRecord
 
 
@@ -33,10 +31,9 @@ class JsonLines:
         self.write({"kind": "evaluation", **asdict(record)})
 
     def write(self, values: dict[str, Any]) -> None:
-        """Write one line. Numbers that are not finite, which JSON does not have, become `null`."""
-        finite = {key: value if _is_json(value) else None for key, value in values.items()}
+        """Write one line."""
         with writing(self._path):
-            self._file.write(json.dumps(finite, allow_nan=False) + "\n")
+            self._file.write(to_json(values) + "\n")
 
     def close(self) -> None:
         """Close the file."""
@@ -53,10 +50,6 @@ class LedgerFile(JsonLines):
 
     def on_evaluation(self, record: EvaluationRecord) -> None:
         """An evaluation is no update."""
-
-
-def _is_json(value: Any) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)
 
 
 class TensorBoard:

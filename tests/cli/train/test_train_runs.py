@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TEXT, Train, command, environment
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from conftest import TEXT, Train, command, environment
 from halfstep.train.corpus import Text, unigram_entropy
 
 
@@ -217,6 +217,18 @@ def test_a_signal_ends_a_run_after_its_update_with_everything_saved(
     assert record["status"] == "interrupted"
     assert record["summary"]["applied_updates"] == len(lines("run/ledger.jsonl")) == len(lines("run/log.jsonl"))
     AutoModelForCausalLM.from_pretrained("run/model")
+
+
+def test_a_run_that_diverges_stops_with_a_cause_and_keeps_its_ledger(train: Train) -> None:
+    settings = ("optimizer={name='sgd', learning_rate=1e30, clip_norm=0}", "limits.updates=100")
+    said = train(*settings, "evaluation.every_updates=10")
+    assert (said.code, said.out) == (1, "")
+    assert said.err.splitlines()[-1].startswith("halfstep: Stopped at update 26: skipped 25 updates in a row (")
+    entries = lines("run/ledger.jsonl")
+    assert [entry["applied"] for entry in entries] == [True, *[False] * 25]
+    assert all(entry["cause"] for entry in entries[1:])
+    assert json.loads(Path("run/run.json").read_text())["status"] == "failed"
+    assert not Path("run/best").exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit on the size of files stands for a full disk")

@@ -76,15 +76,16 @@ def test_the_best_model_is_kept_when_it_is_found() -> None:
     assert (judge.last.update, judge.last.best) == (6, False)
 
 
-def test_a_loss_that_is_no_number_is_never_the_best_for_long() -> None:
-    model = Constant()
-    judge = Judge(model, held_out(), every=1, keep=None)
+def test_a_loss_that_is_no_number_is_never_the_best() -> None:
+    model, kept = Constant(), []
+    judge = Judge(model, held_out(), every=1, keep=lambda: kept.append(model.sharpness.item()))
     for update, sharpness in ((1, float("nan")), (2, 0.0), (3, float("nan"))):
         with torch.no_grad():
             model.sharpness.fill_(sharpness)
         judge.look(update)
     assert judge.best is not None
     assert judge.best.update == 2
+    assert kept == [0.0]
 
 
 def test_a_text_is_looked_at_every_so_many_updates_and_at_the_end() -> None:
