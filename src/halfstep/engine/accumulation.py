@@ -109,7 +109,12 @@ class Accumulation:
             with window:
                 for item in feed:
                     kept.append(item)
-                    self._micro_batch(window, *item, averaged=averaged)
+                    batch, last = item
+                    window.samples += num_samples(batch)
+                    if self.parts == 1 and self._group.alone:  # the common case, kept short: small models feel every call
+                        self._pass(window, batch, 1.0, final=last)
+                    else:
+                        self._micro_batch(window, batch, last, averaged=averaged)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -117,10 +122,6 @@ class Accumulation:
         return False
 
     def _micro_batch(self, window: Window, batch: Any, last: bool, *, averaged: bool) -> None:
-        window.samples += num_samples(batch)
-        if self.parts == 1 and self._group.alone:
-            self._pass(window, batch, 1.0, final=last)  # the common case, kept short: small models feel every call
-            return
         parts = parts_of(batch, self.parts)
         for number, (part, share) in enumerate(parts, 1):
             final = last and number == len(parts)

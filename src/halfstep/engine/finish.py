@@ -57,6 +57,7 @@ class Finish:
         self.on_host = on_host
         self._fused = all(takes_multiplier(optimizer) for optimizer in optimizers)
         self.device = self.parameters[0].device
+        self._divisor = torch.ones((), device=self.device)
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -110,7 +111,7 @@ class Finish:
         if self._clip_norm is not None:
             unit *= min(1.0, self._clip_norm / (norm + CLIP_EPSILON))
         if self._fused and self._clip_value is None:
-            self._step(None if unit == 1.0 else torch.full((), 1.0 / unit, device=self.device), None)
+            self._step(None if unit == 1.0 else self._divisor.fill_(1.0 / unit), None)
         else:
             self._multiply(gradients, unit)
             self._step(None, None)

@@ -27,8 +27,19 @@ class Reference:
 
     def __init__(self, group: Group, device: torch.device) -> None:
         self._group, self._device = group, device
+        self._unscaled: torch.Tensor | None = None
+        self._unscaled_for = 0.0
         self.value: float | None = None
         """None until the first micro-batch was weighed."""
+
+    def root(self, weight: Number, scaler: LossScaler | None) -> torch.Tensor:
+        """The gradient that backward of a sum starts from: the scale over the reference. `fix` says who must call it."""
+        reference = self.fix(weight)
+        if scaler is not None:
+            return scaler.scale / reference
+        if self._unscaled is None or self._unscaled_for != reference:
+            self._unscaled, self._unscaled_for = torch.full((), 1.0 / reference, device=self._device), reference
+        return self._unscaled
 
     def fix(self, weight: Number) -> float:
         """The reference. Until it is fixed every rank calls this once a window; the largest weight of all ranks decides."""
@@ -111,13 +122,14 @@ class Window:
         self.loss_sum = self.loss_sum + total.detach()
         self.weight = self.weight + weight
         self.micro_batches += 1
-        if self.micro_batches == 1:
-            self._root = self._root_gradient(self._reference.fix(weight))
+        if self._root is None:
+            self._root = self._reference.root(weight, self._scaler)
 
     def run_backward(self, total: torch.Tensor, *, retain_graph: bool = False) -> None:
         """Backward of a counted loss under the window's scale."""
         root = self._root
-        if root is not None and root.dtype != total.dtype:
+        assert root is not None, "add() comes first"
+        if root.dtype != total.dtype:
             root = root.to(total.dtype)
         torch.autograd.backward(total, grad_tensors=root, retain_graph=retain_graph)
 
@@ -150,11 +162,6 @@ class Window:
         if self.global_sums is not None:
             loss, weight = self.global_sums.wait().unbind()
         return (float(loss), float(weight)) if on_host else (loss, weight)
-
-    def _root_gradient(self, reference: float) -> torch.Tensor | None:
-        if self._scaler is not None:
-            return self._scaler.scale / reference
-        return None if reference == 1.0 else torch.full((), 1.0 / reference, device=self._device)
 
 
 def _at_least_fp32(value: torch.Tensor) -> torch.Tensor:
