@@ -12,6 +12,7 @@ from halfstep.errors import HalfstepError, RunStopped
 COMMANDS = {
     "train": "train a model as the configuration says",
     "check": "find faults in training scripts without running them",
+    "convert": "turn a plain FP32 loop into a right mixed-precision, accumulating, distributed loop",
     "explain": "explain a rule of check and watch",
     "env": "what this machine can do, measured, and what 'auto' would choose",
 }
