@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from halfstep.errors import ModelError
 from halfstep.train.loss import IGNORED
 
 CHUNK_BYTES = {"cpu": 64 * 2**20}
@@ -116,8 +116,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return _sweep(hidden, weight, bias, targets, how, ctx.gradients, root=None)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, root: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise ModelError(
+                "The chunked loss has no gradient of its gradient (`create_graph=True`). Use `model.loss_chunk = 0`."
+            )
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is not None:
             return (*gradients.times(root), None, None)
@@ -199,7 +202,7 @@ def _places(targets: Tensor, tokens_at_once: int) -> Sequence[Place]:
     if targets.device.type == "cpu":
         counted = (targets != IGNORED).nonzero().flatten()
         if len(counted) < len(targets):
-            return counted.split(tokens_at_once)
+            return torch.split(counted, tokens_at_once)
     return [slice(start, start + tokens_at_once) for start in range(0, len(targets), tokens_at_once)]
 
 
