@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from heapq import merge
+from operator import attrgetter
+from typing import TypeVar, cast
 
 from halfstep.events.vocabulary import Event, Made, Place, Ref
 
@@ -25,9 +27,9 @@ class Decision:
     """The condition was agreed between ranks."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """The events of one run in one world, in order."""
+    """The events of one run in one world, in order. Two traces are the same only if they are one object."""
 
     events: tuple[Event, ...]
     decisions: tuple[Decision, ...] = ()
@@ -35,18 +37,28 @@ class Trace:
     """The function that was imagined as the start, empty for the module itself."""
     repeated: bool = False
     """The root is one step or one epoch of a loop that was not heard."""
+    _kinds: dict[type[Event], list[Event]] = field(init=False, repr=False, default_factory=dict)
+    _made: dict[Ref, Made] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for event in self.events:
+            self._kinds.setdefault(type(event), []).append(event)
+            if isinstance(event, Made):
+                self._made.setdefault(event.what, event)
 
     def of(self, *kinds: type[E]) -> Iterator[E]:
         """The events of these kinds, in order."""
-        return (event for event in self.events if isinstance(event, kinds))
+        lists = [self._kinds[kind] for kind in kinds if kind in self._kinds]
+        merged = iter(lists[0]) if len(lists) == 1 else merge(*lists, key=attrgetter("serial"))
+        return cast("Iterator[E]", merged)
 
     def has(self, *kinds: type[Event]) -> bool:
         """Whether any event of these kinds was heard."""
-        return any(isinstance(event, kinds) for event in self.events)
+        return any(kind in self._kinds for kind in kinds)
 
     def made(self, ref: Ref) -> Made | None:
         """How an object came to be, if that was heard."""
-        return next((event for event in self.of(Made) if event.what == ref), None)
+        return self._made.get(ref)
 
     def fact(self, ref: Ref | None, name: str, default: object = None) -> object:
         """One fact about an object's construction."""

@@ -7,12 +7,19 @@ import re
 
 from halfstep.events.trace import Trace
 from halfstep.events.vocabulary import Backward, Clip, Event, Made, Ref, Step
-from halfstep.imagine.state import Draft, Reach, State
+from halfstep.imagine.state import Draft, OutOfBudget, Reach, State
+
 from halfstep.imagine.values import Instance, Thing, Value, model_of
+
+
+MAX_OPTIMIZERS = 24
+"""A program with more is no training script."""
 
 
 def trace_of(state: State, root: str, repeated: bool) -> Trace:
     """The finished trace of a run."""
+    if sum(t.kind == "optimizer" for t in state.things) > MAX_OPTIMIZERS:
+        raise OutOfBudget
     _note_unused(state)
     resolver = _Resolver(state)
     events = tuple(resolver.event(serial, draft) for serial, draft in enumerate(state.drafts))

@@ -14,8 +14,7 @@ SKIPPED_FOLDERS = frozenset(
     {".git", ".hg", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache", ".ruff_cache", ".tox", "build", "dist", ".eggs"}
 )
 MARKS = re.compile(
-    rb"\.backward\(|GradScaler|autocast|DataLoader\(|lr_scheduler|DistributedDataParallel|DistributedSampler|"
-    rb"IterableDataset|\.zero_grad\(|clip_grad|manual_backward|optimizer\.step|_schedule_with_warmup|torch\.optim"
+    rb"\.backward\(|manual_backward\(|GradScaler\(|autocast\(|DataLoader\(|DistributedSampler\(|_with_warmup\(|warmup"
 )
 """Words without which no rule has anything to say."""
 MAX_BYTES = 4_000_000

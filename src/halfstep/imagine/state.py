@@ -20,6 +20,7 @@ MICRO_BATCHES = 9
 EPOCHS = 2
 ACCUMULATION = 4
 MAX_DEPTH = 30
+MAX_EVENTS = 12_000
 
 
 class Signal(Exception):  # noqa: N818 - control flow, not an error
@@ -147,6 +148,8 @@ class State:
         """Say that something happened at a node."""
         if self.in_worker and not fields.get("in_worker"):
             return
+        if len(self.drafts) > MAX_EVENTS:
+            raise OutOfBudget
         place = self.place(node)
         fields.update(
             place=place,

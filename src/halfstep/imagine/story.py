@@ -17,9 +17,13 @@ from halfstep.imagine.state import MICRO_BATCHES, Budget, OutOfBudget, Raised, R
 from halfstep.imagine.values import Bound, Class, Count, Function, Module, Unknown, Value, tagged
 from halfstep.imagine.worlds import Exploration, World
 
-STEPS = 400_000
+STEPS = 120_000
 MAX_ROOTS = 10
 INTERESTING = re.compile(r"\.backward\(|\.step\(|zero_grad|GradScaler|autocast|DataLoader\(|clip_grad|scheduler|torch\.save|\.eval\(\)|optim")
+
+
+WORTH = frozenset({"backward", "manual_backward", "autocast", "GradScaler", "DataLoader", "DistributedSampler"})
+"""Calls without which no rule can hear anything in a run."""
 
 
 def tell(tree: ast.Module, path: str) -> Story:
@@ -40,6 +44,9 @@ class _Teller:
         self.micro_batches = MICRO_BATCHES
 
     def tell(self) -> Story:
+        called = _calls(self.project.main.tree)
+        if not called & WORTH:
+            return Story((), tuple(self._facts()))
         traces = self._explore("")
         for root in self._roots():
             if id(self.nodes[root]) not in self.entered:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from halfstep.events.trace import Trace
 from halfstep.events.vocabulary import (
@@ -51,7 +52,7 @@ Accounts = dict[Ref, Account]
 def hear(trace: Trace) -> Iterator[tuple[Event, Accounts]]:
     """Every event with the accounts as they are just before it."""
     accounts: Accounts = {}
-    for event in trace.events:
+    for event in trace.events if trace.has(Backward, Unscale) else ():
         for optimizer in concerned(event):
             accounts.setdefault(optimizer, Account())
         yield event, accounts
@@ -104,12 +105,13 @@ class Window:
         return max(counts.values(), default=0)
 
 
+@lru_cache(maxsize=512)
 def windows(trace: Trace, optimizer: Ref) -> list[Window]:
     """The windows of an optimizer in order; the last may have no step."""
     found: list[Window] = []
     open_window = Window([], None, 0)
     epoch = 0
-    for event in trace.events:
+    for event in trace.of(EpochBegin, Backward, ZeroGrad, Step, RunEnd):
         if isinstance(event, EpochBegin):
             epoch += 1
             open_window.crossed = open_window.crossed or bool(open_window.backwards)
@@ -145,6 +147,7 @@ class Accumulation:
     """The gradients are cleared for every micro-batch."""
 
 
+@lru_cache(maxsize=512)
 def accumulation(trace: Trace, optimizer: Ref) -> Accumulation | None:
     """How an optimizer accumulates gradients over micro-batches, or None where it steps after each."""
     parts = windows(trace, optimizer)
@@ -216,6 +219,11 @@ def call_site(event: Event, other: Event | None) -> Place | None:
 def in_loader_loop(event: Event) -> bool:
     """Whether an event happens once a micro-batch: inside a loop over batches."""
     return any(turn.over == "loader" for turn in event.loops)
+
+
+def alike(ref: Ref) -> tuple[object, ...]:
+    """What makes an object the same one in another world, where numbers may differ."""
+    return (ref.kind, ref.name, ref.place)
 
 
 def whole(trace: Trace, ref: Ref | None) -> bool:

@@ -1,1 +1,1 @@
-"""Turns a plain loop into a mixed-precision, accumulating, distributed one: text edits at the places that the imagined run names."""
+"""Turns a plain loop into a mixed-precision, accumulating, distributed one: text edits at the places that were imagined."""

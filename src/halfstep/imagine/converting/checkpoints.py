@@ -83,4 +83,4 @@ def _load(program: Program, patch: Patch, carrier: Carrier, event: Load, name: s
     statement = program.syntax.statement(call)
     label = f"{quote}{key}{quote}"
     unit = program.syntax.unit(statement)
-    patch.after(statement, f"if {label} in {whole}:", f"{unit}{name}.load_state_dict({whole}[{label}])")
+    patch.after(statement, f"if {whole}.get({label}):", f"{unit}{name}.load_state_dict({whole}[{label}])")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from halfstep.imagine.converting.accumulating import accumulate
 from halfstep.imagine.converting.outcome import Conversion, NotSure, Wish
 from halfstep.imagine.converting.precision import add_precision
 from halfstep.imagine.converting.program import Program
@@ -35,6 +36,8 @@ def convert(text: str, path: str, wish: Wish, judge: Judge) -> Conversion:
 
 def _passes(wish: Wish) -> list[tuple[str, Pass]]:
     passes: list[tuple[str, Pass]] = []
+    if wish.accumulate > 1:
+        passes.append(("accumulation", lambda program: accumulate(program, wish.accumulate)))
     if wish.precision != "fp32":
         passes.append(("precision", lambda program: add_precision(program, wish.precision)))
     return passes

@@ -98,11 +98,13 @@ def _names_of(program: Program, scope: ast.AST | None) -> set[str]:
 
 
 def _used_in(program: Program, function: FunctionNode | None) -> str | None:
-    """The device that something is moved to in this function."""
-    for node in ast.walk(function if function is not None else program.syntax.tree):
-        if isinstance(node, ast.Call) and program.syntax.function(node) is function:
-            argument = _device_argument(program, node)
-            if isinstance(argument, (ast.Name, ast.Attribute, ast.Constant)):
+    """The device that something is moved to in this function, or by an attribute in another method of its class."""
+    owner = program.syntax.owner(function)
+    for root in (function if function is not None else program.syntax.tree, owner):
+        for node in ast.walk(root) if root is not None else ():
+            argument = _device_argument(program, node) if isinstance(node, ast.Call) else None
+            own = program.syntax.function(node) is function and isinstance(argument, (ast.Name, ast.Attribute, ast.Constant))
+            if argument is not None and (own or ast.unparse(argument).startswith("self.")):
                 return _as_type(program, argument)
     return None
 

@@ -77,11 +77,11 @@ def runs(program: Program, site: Site) -> list[tuple[int, int]]:
     """The runs of statements that make the losses of a site: what belongs under autocast, first and last of each."""
     block = site.block
     barriers = program.indices(block, Backward, Clip, Step, SchedulerStep)
-    inside = program.indices(block, Forward, Loss, grad=True) - barriers
-    inside |= _sliced(site, barriers)
+    heard = program.indices(block, Forward, Loss, grad=True)
+    inside = {i for i in heard if i not in barriers or inline_loss(site, i) is not None} | _sliced(site, barriers)
     found: list[tuple[int, int]] = []
     for index in sorted(i for i in inside if site.first <= i <= site.backward):
-        if found and not any(found[-1][1] < b < index for b in barriers):
+        if found and index not in barriers and not any(found[-1][1] <= b < index for b in barriers):
             found[-1] = (found[-1][0], index)
         else:
             found.append((index, index))

@@ -38,7 +38,10 @@ def add_precision(program: Program, wish: str) -> tuple[str, list[str]]:
     names = scaling.add_scaler(program, patch, auto=wish == "auto") if wish != "bf16" else None
     for site in found:
         _cast(program, patch, site, names.dtype if names else "torch.bfloat16", names.scaler if names else None)
-    return patch.text(), [_said(program, found, wish)]
+    said = [_said(found, wish)]
+    if all(device_type(program, site.function) == CPU for site in found):
+        said.append("nothing moves the model to a device, so autocast is for the CPU: change its `device_type` with the device")
+    return patch.text(), said
 
 
 def _refuse(program: Program) -> None:
@@ -83,14 +86,11 @@ def _split(program: Program, patch: Patch, statement: ast.stmt, expression: ast.
     patch.replaced_receiver(start, end, f"{scaler}.scale({name}).backward" if scaler else f"{name}.backward")
 
 
-def _said(program: Program, found: list[Site], wish: str) -> str:
-    lines = ", ".join(
-        str(first_line(s.block[s.first])) + (f" to {end_line(s.block[s.backward])}" if s.first < s.backward else "")
-        for s in found
-    )
+def _said(found: list[Site], wish: str) -> str:
+    lines = ", ".join(f"{first_line(s.block[s.first])} to {end_line(s.block[s.backward])}" for s in found)
     word = {
         "bf16": "BF16 autocast around forward and loss",
         "fp16": "FP16 autocast around forward and loss, with a loss scaler",
         "auto": "autocast around forward and loss, BF16 where the device has it natively, else FP16 with a loss scaler",
     }[wish]
-    return f"{word} (line {lines})"
+    return f"{word} (lines {lines})"

@@ -52,12 +52,16 @@ def add_scaler(program: Program, patch: Patch, *, auto: bool) -> Names:
 
 def _make(program: Program, patch: Patch, home: Home, names: Names, auto: bool) -> None:
     device = device_type(program, home.function)
-    lines = [f"{names.scaler} = torch.amp.GradScaler({device}{f', enabled={names.dtype} == torch.float16' if auto else ''})"]
-    if auto:
-        native = "torch.cuda.is_bf16_supported(including_emulation=False)"
-        test = native if device == '"cuda"' else f'{device} != "cuda" or {native}'
-        lines.insert(0, f"{names.dtype} = torch.bfloat16 if {test} else torch.float16")
-    home.put(patch, *lines)
+    if not auto:
+        home.put(patch, f"{names.scaler} = torch.amp.GradScaler({device})")
+        return
+    native, probe = program.syntax.fresh("bf16_is_native"), "torch.cuda.is_bf16_supported(including_emulation=False)"
+    home.put(
+        patch,
+        f"{native} = {probe}" if device == '"cuda"' else f'{native} = {device} != "cuda" or {probe}',
+        f"{names.dtype} = torch.bfloat16 if {native} else torch.float16",
+        f"{names.scaler} = torch.amp.GradScaler({device}, enabled=not {native})",
+    )
 
 
 def _scale(program: Program, patch: Patch, call: ast.Call, scaler: str) -> None:

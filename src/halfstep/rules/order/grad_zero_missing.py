@@ -8,7 +8,7 @@ from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Backward, Ref, ZeroGrad
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
-from halfstep.rules.listening import optimizers, whole, windows
+from halfstep.rules.listening import alike, optimizers, whole, windows
 
 CARD = Card(
     code="HS301",
@@ -47,9 +47,9 @@ def train(model, loader, epochs=2):
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """An optimizer that steps again and again and is not cleared in any world."""
-    cleared = {o for t in story.traces if t.root == trace.root for e in t.of(ZeroGrad) for o in e.optimizers}
+    cleared = {alike(o) for t in story.traces if t.root == trace.root for e in t.of(ZeroGrad) for o in e.optimizers}
     for optimizer in optimizers(trace):
-        if optimizer in cleared or not whole(trace, optimizer) or optimizer.name == "engine":
+        if alike(optimizer) in cleared or not whole(trace, optimizer) or optimizer.name == "engine":
             continue
         parts = [w for w in windows(trace, optimizer) if w.step is not None and w.backwards]
         if len(parts) >= 2 and not any(b.by_framework for w in parts for b in w.backwards):

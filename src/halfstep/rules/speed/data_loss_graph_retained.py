@@ -56,7 +56,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     used = {number for b in trace.of(Backward) for number in b.retained}
     first: dict[int, Retain] = {}
     backward = next(iter(trace.of(Backward)), None)
-    for event in trace.of(Retain):
+    for event in trace.of(Retain) if backward is not None else ():
         if event.container in used or event.container not in first:
             first.setdefault(event.container, event)
             continue
