@@ -115,6 +115,11 @@ class EpochEnd(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoopLeft(Event):
+    """A loop was left by `break`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SetEpoch(Event):
     """A sampler or a data set was told the epoch."""
 
@@ -180,6 +185,8 @@ class Forward(Event):
     device: str | None = None
     mode_dependent: bool | None = None
     """Holds dropout or batch normalisation, so that `training` matters."""
+    buffers: bool | None = None
+    """Holds buffers, which DDP sends to all ranks at the forward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

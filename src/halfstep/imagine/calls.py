@@ -250,7 +250,8 @@ class Calls(State):
             wrapped=model.facts.get("wrapper") == "ddp",
             region=self.region,
             device=model_device(model),
-            mode_dependent=model.facts.get("mode_dependent"),
+            mode_dependent=_holds(model, "mode_dependent"),
+            buffers=_holds(model, "buffers"),
         )
 
     def _forward_of_program(self, model: Thing, args: list[Value], kwargs: dict[str, Value], node: ast.AST) -> Value:
@@ -441,6 +442,28 @@ def model_device(model: Thing) -> str | None:
     if model.device is None and isinstance(inner, Thing):
         return model_device(inner)
     return model.device
+
+
+def _holds(model: Thing, fact: str) -> bool | None:
+    """Whether a model or a part of it has this property; None where a part is unknown."""
+    known = model.facts.get(fact)
+    if isinstance(known, bool):
+        return known
+    inner = model.facts.get("inner")
+    if isinstance(inner, Thing):
+        return _holds(inner, fact)
+    instance = model.facts.get("instance")
+    if not isinstance(instance, Instance):
+        return None
+    children = [m for v in instance.attrs.values() for m in _models_in(v)]
+    answers = {_holds(child, fact) for child in children if child is not model}
+    own = fact == "buffers" and "register_buffer" in ast.unparse(instance.cls.node)
+    return True if own or True in answers else None if None in answers else False
+
+
+def _models_in(value: Value) -> list[Thing]:
+    values = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    return [m for m in (model_of(v) for v in values[:30]) if m is not None]
 
 
 def _param_dtype(model: Thing) -> str | None:

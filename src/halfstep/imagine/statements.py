@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
-from halfstep.events.vocabulary import EpochBegin, EpochEnd, Fetch, ModuleReplaced, Retain, SetEpoch, Turn
+from halfstep.events.vocabulary import EpochBegin, EpochEnd, Fetch, LoopLeft, ModuleReplaced, Retain, SetEpoch, Turn
 from halfstep.imagine.naming import hinted
 from halfstep.imagine.state import (
     MICRO_BATCHES,
@@ -457,6 +457,7 @@ class Statements(State):
         self.eval(node.value)
 
     def stop_loop(self, node: ast.Break) -> None:
+        self.emit(LoopLeft, node)
         raise BreakLoop
 
     def next_turn(self, node: ast.Continue) -> None:

@@ -21,7 +21,7 @@ from halfstep.events.vocabulary import (
     ZeroGrad,
 )
 from halfstep.imagine.converting.batches import BatchLoop, batch_loop
-from halfstep.imagine.converting.imports import ensure
+from halfstep.imagine.converting.imports import ensure, put_constant
 from halfstep.imagine.converting.outcome import NotSure
 from halfstep.imagine.converting.patch import Patch
 from halfstep.imagine.converting.places import backward_calls, sites
@@ -59,8 +59,8 @@ def accumulate(program: Program, count: int) -> tuple[str, list[str]]:
     _divide(program, patch, words)
     _guard(program, patch, loop.node.body, words)
     _hold_sync(program, patch, loop, words)
-    shorten(program, patch, CONSTANT)
-    return patch.text(), _said(program, loop, count)
+    moved = shorten(program, patch, CONSTANT)
+    return patch.text(), _said(program, loop, count, moved)
 
 
 def _refuse(program: Program) -> None:
@@ -132,8 +132,7 @@ def _count(program: Program, patch: Patch, loop: BatchLoop, words: _Words, count
         f"{words.size} = min({CONSTANT}, {loop.length} - {words.start})",
         f"{words.is_last} = {index} + 1 == {words.start} + {words.size}",
     )
-    imports = [s for s in program.syntax.tree.body if isinstance(s, (ast.Import, ast.ImportFrom))]
-    patch.after(imports[-1], "", f"{CONSTANT} = {count}")
+    put_constant(patch, f"{CONSTANT} = {count}")
 
 
 def _divide(program: Program, patch: Patch, words: _Words) -> None:
@@ -221,11 +220,11 @@ def _wrapper(program: Program) -> str:
     raise NotSure("how the loop writes its DDP model cannot be seen, so `no_sync` cannot be written")
 
 
-def _said(program: Program, loop: BatchLoop, count: int) -> list[str]:
+def _said(program: Program, loop: BatchLoop, count: int, moved: bool) -> list[str]:
     said = [f"{count} micro-batches in an update, the last window divided by its own size (line {loop.node.lineno})"]
     loaders = [m for m in program.all(Made) if m.what.kind == "loader"]
     if loop.source is not None and not any(m.facts.get("drop_last") is True for m in loaders):
         said.append("a shorter last micro-batch still counts as a whole one; `drop_last=True` avoids it")
-    if any(True for _ in program.all(SchedulerStep)):
+    if moved:
         said.append("a schedule that moved once a batch now moves once an update: see that its length is meant in updates")
     return said

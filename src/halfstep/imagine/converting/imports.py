@@ -20,6 +20,20 @@ def ensure(patch: Patch, *lines: str) -> None:
         _add(patch, line, at, plain)
 
 
+def put_constant(patch: Patch, line: str) -> None:
+    """A constant after the imports at the head of the file, before any code that could use it."""
+    last: ast.stmt | None = None
+    for statement in patch.syntax.tree.body:
+        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+            last = statement
+        elif last is not None:
+            break
+    if last is not None:
+        patch.after(last, "", line)
+    else:
+        patch.before(_first(patch), line, "")
+
+
 def _has(names: dict[str, str], line: str) -> bool:
     made = imported_names(ast.parse(line))
     return all(names.get(name) == path for name, path in made.items())

@@ -10,17 +10,22 @@ from halfstep.imagine.converting.patch import Patch
 from halfstep.imagine.converting.program import Program
 
 
-def shorten(program: Program, patch: Patch, window: str) -> None:
+def shorten(program: Program, patch: Patch, window: str) -> bool:
     """Divide lengths in batches by the window, rounded up as there is a shorter last one.
+
+    Returns:
+        Whether a schedule moved once a batch.
 
     Raises:
         NotSure: the length is not written with `len(...)` where it can be found.
     """
     usual = program.usual
+    moved = False
     steps = sum(1 for _ in usual.of(Step))
     for scheduler in dict.fromkeys(e.scheduler for e in usual.of(SchedulerStep)):
         moves = sum(e.scheduler == scheduler for e in usual.of(SchedulerStep))
         horizon = usual.fact(scheduler, "horizon")
+        moved |= moves >= steps
         if moves < steps or not isinstance(horizon, frozenset) or "loader" not in horizon or horizon & {"accum", "/accum"}:
             continue
         made = usual.made(scheduler)
@@ -30,6 +35,7 @@ def shorten(program: Program, patch: Patch, window: str) -> None:
             raise NotSure("the schedule's length counts batches, and where it is computed cannot be seen")
         for node in lengths:
             patch.replace(node, f"-(-{program.syntax.text(node)} // {window})")
+    return moved
 
 
 def _lengths(program: Program, call: ast.Call) -> list[ast.Call]:

@@ -137,10 +137,14 @@ def layer(state: Calls, node: ast.AST, name: str, args: Args, kwargs: Kwargs) ->
             child = model_of(part)
             if child is not None:
                 child.parents.append(made)
-                made.facts["mode_dependent"] = made.facts.get("mode_dependent") or child.facts.get("mode_dependent")
+                for fact in ("mode_dependent", "buffers"):
+                    made.facts[fact] = made.facts.get(fact) or child.facts.get(fact)
     if re.search(r"Dropout|BatchNorm|InstanceNorm", name):
         made.facts["mode_dependent"] = True
+    if re.search(r"BatchNorm", name):
+        made.facts["buffers"] = True
     made.facts.setdefault("mode_dependent", False)
+    made.facts.setdefault("buffers", False)
     if kwargs.get("dtype") is not None:
         made.dtype = dtype_name(kwargs["dtype"])
         made.facts["cast at"] = state.place(node)

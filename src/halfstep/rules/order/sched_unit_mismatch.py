@@ -66,6 +66,8 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         ):
             continue
         steps = [s for s in trace.of(Step) if s.optimizer == event.optimizer]
+        if len({e.place for e in trace.of(SchedulerStep) if e.scheduler == scheduler}) > 1:
+            continue
         per_batch = _per_batch(event, steps)
         if per_batch is None:
             continue

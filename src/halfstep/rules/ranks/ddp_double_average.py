@@ -75,5 +75,5 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     """A division by the world size before the backward pass of a DDP model."""
     for event in trace.of(Backward):
         for divisor in event.divisors:
-            if "world" in divisor.tags and event.ddp and "loader" not in divisor.tags:
+            if "world" in divisor.tags and event.ddp and not divisor.tags & {"loader", "accum"}:
                 yield Found(divisor.place, "DDP averages over the ranks already: do not divide the loss by the world size")

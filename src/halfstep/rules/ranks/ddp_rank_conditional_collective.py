@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Collective, Event, Forward
+from halfstep.events.vocabulary import Backward, Collective, Event, Forward
 from halfstep.findings.card import Card
 from halfstep.findings.finding import Found, Severity
+from halfstep.rules.listening import call_site
 
 CARD = Card(
     code="HS508",
@@ -83,7 +84,8 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     for event in trace.of(Collective, Forward):
         kind = _kind(event)
         if kind is not None and "rank" in event.guards | _early(trace) and mine[kind] > theirs[kind] and not _at(twin, event):
-            yield Found(event.place, f"only some ranks reach this {kind}: the others hang")
+            backward = next(iter(trace.of(Backward)), None)
+            yield Found(call_site(event, backward), f"only some ranks reach this {kind}: the others hang")
 
 
 def _other_rank(trace: Trace, story: Story) -> Trace | None:
@@ -102,7 +104,7 @@ def _early(trace: Trace) -> frozenset[str]:
 def _kind(event: Event) -> str | None:
     if isinstance(event, Collective):
         return event.kind
-    if isinstance(event, Forward) and event.wrapped:
+    if isinstance(event, Forward) and event.wrapped and (event.grad_enabled or event.buffers):
         return "forward pass of a DDP model"
     return None
 

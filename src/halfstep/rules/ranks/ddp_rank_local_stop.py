@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Backward, Place
+from halfstep.events.vocabulary import Backward, LoopLeft
 from halfstep.findings.card import Card
 from halfstep.findings.finding import Found, Severity
 
@@ -89,9 +89,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     fewer, more = (mine, theirs) if len(mine) < len(theirs) else (theirs, mine)
     stops = len(fewer) < len(more) and [t.index for t in fewer[-1].loops] != [t.index for t in more[-1].loops]
     if decision.kind in ("data", "rank") and stops and len(fewer[-1].loops) == len(more[-1].loops):
-        if decision.kind == "rank" or len(mine) < len(theirs):
-            yield Found(_stop(trace, decision.place), "training stops on this rank alone: the others wait for ever")
-
-
-def _stop(trace: Trace, place: Place | None) -> Place | None:
-    return place
+        shorter = trace if fewer is mine else usual
+        left = [e for e in shorter.of(LoopLeft) if len(e.loops) == len(fewer[-1].loops) - 1]
+        place = left[-1].place if left else decision.place
+        yield Found(place, "training stops by what only this rank knows: the others wait for ever")
