@@ -13,8 +13,8 @@ from halfstep.events.vocabulary import (
     Forward,
     GradRead,
     Made,
-    ScalerUpdate,
     ScaleRead,
+    ScalerUpdate,
     SchedulerStep,
     Step,
     Unscale,
@@ -72,8 +72,8 @@ def _refuse(program: Program) -> None:
         line = event.place.line if event.place is not None else None
         if event.reduction == "token_mean":
             raise NotSure(
-                "the loss is a mean over the labels that are not ignored, of which micro-batches hold different numbers, so a mean of "
-                "means would be another loss; with `halfstep.Engine` return their sum and their number",
+                "the loss is a mean over the labels that are not ignored, of which micro-batches hold different numbers, so a mean "
+                "of means would be another loss; with `halfstep.Engine` return their sum and their number",
                 line,
             )
         if event.reduction not in ("mean", "sum"):
@@ -91,7 +91,10 @@ def _check_body(program: Program, loop: BatchLoop) -> None:
     backward = program.indices(body, Backward)
     both = backward & program.indices(body, Step, ZeroGrad)
     if both:
-        raise NotSure("backward and step happen in one statement of the loop over batches, which does not know the window", body[min(both)].lineno)
+        raise NotSure(
+            "backward and step happen in one statement of the loop over batches, which does not know the window",
+            body[min(both)].lineno,
+        )
     if not backward:
         raise NotSure("the backward pass does not happen in the loop over batches", loop.node.lineno)
 
@@ -207,7 +210,10 @@ def _hold_sync(program: Program, patch: Patch, loop: BatchLoop, words: _Words) -
     ensure(patch, "from contextlib import nullcontext")
     for site in sites(program):
         if site.block is not loop.node.body:
-            raise NotSure("forward and backward are not statements of the loop over batches, where `no_sync` must begin", site.statement.lineno)
+            raise NotSure(
+                "forward and backward are not statements of the loop over batches, where `no_sync` must begin",
+                site.statement.lineno,
+            )
         header = f"with nullcontext() if {words.is_last} else {model}.no_sync():"
         patch.wrap(site.block[site.first], site.block[site.backward], header)
 

@@ -148,11 +148,36 @@ class Carrier:
 
     def _hop(self, frame: Frame, after: Frame) -> None:
         call, callee = frame.node, after.function
-        if not isinstance(call, ast.Call) or callee is None or not _calls(call, callee):
+        factory = self._factory(callee)
+        if factory is not None:
+            self._hop_to_factory(factory)
+        elif isinstance(call, ast.Call) and callee is not None and self._is_call_of(call, callee):
+            self._hops[call] = callee
+        else:
             raise NotSure("a function that trains is called in a way that cannot take a loss scaler", frame.statement.lineno)
-        if call in self._hops:
-            return
-        self._hops[call] = callee
+
+    def _factory(self, callee: FunctionNode | None) -> FunctionNode | None:
+        """The outermost function in which another is defined, whose names it reads."""
+        outer = self.program.syntax.function(callee) if callee is not None else None
+        while outer is not None and self.program.syntax.function(outer) is not None:
+            outer = self.program.syntax.function(outer)
+        return outer
+
+    def _hop_to_factory(self, factory: FunctionNode) -> None:
+        """A function that makes the one that trains is given the names; it must be called where they are."""
+        for call in self._calls_of(factory):
+            if not self.program.syntax.is_within(self.program.syntax.function(call), self.home.function):
+                raise NotSure(f"`{factory.name}` is called where no loss scaler is at hand", call.lineno)
+            self._hops[call] = factory
+
+    def _calls_of(self, callee: FunctionNode) -> list[ast.Call]:
+        return [n for n in ast.walk(self.program.syntax.tree) if isinstance(n, ast.Call) and self._is_call_of(n, callee)]
+
+    def _is_call_of(self, call: ast.Call, callee: FunctionNode) -> bool:
+        func = call.func
+        if self.program.syntax.owner(callee) is not None:
+            return isinstance(func, ast.Attribute) and func.attr == callee.name
+        return isinstance(func, ast.Name) and func.id == callee.name
 
     def finish(self) -> None:
         """Write the parameters and arguments.
@@ -161,21 +186,12 @@ class Carrier:
             NotSure: a function is called from more places than were heard.
         """
         for callee in dict.fromkeys(self._hops.values()):
-            others = [
-                n
-                for n in ast.walk(self.program.syntax.tree)
-                if isinstance(n, ast.Call) and _calls(n, callee) and n not in self._hops
-            ]
+            others = [call for call in self._calls_of(callee) if call not in self._hops]
             if others:
                 raise NotSure(f"`{callee.name}` is called here too, where no loss scaler is at hand", others[0].lineno)
             add_parameters(self.patch, callee, self.names)
         for call in self._hops:
             add_arguments(self.patch, call, ", ".join(f"{name}={name}" for name in self.names))
-
-
-def _calls(call: ast.Call, callee: FunctionNode) -> bool:
-    func = call.func
-    return (func.id if isinstance(func, ast.Name) else func.attr if isinstance(func, ast.Attribute) else "") == callee.name
 
 
 def add_arguments(patch: Patch, call: ast.Call, text: str) -> None:

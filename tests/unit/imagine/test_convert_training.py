@@ -1,0 +1,119 @@
+"""The original and the converted script, side by side: every update of the parameters is compared."""
+
+import contextlib
+import io
+import re
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from halfstep.findings.finding import Severity
+from halfstep.imagine.converting.conversion import convert
+from halfstep.imagine.converting.outcome import Wish
+from halfstep.imagine.project import parse
+from halfstep.imagine.story import tell
+from halfstep.rules.judge import judge
+from halfstep.rules.settings import Settings
+
+SCRIPTS = Path(__file__).parent / "test_convert_scripts"
+ALL = sorted(p.stem for p in SCRIPTS.glob("*.py") if p.stem != "helper_module")
+HALF = {"bf16": 2.0**-8, "fp16": 2.0**-11}
+"""Relative distance of two neighbouring numbers."""
+
+
+@cache
+def faults(text, path):
+    found = judge(tell(parse(text), path), Settings().rules())
+    return frozenset(f"{f.rule}: {f.message}" for f in found if f.severity in (Severity.ERROR, Severity.WARNING))
+
+
+@cache
+def converted(name, **wish):
+    path = SCRIPTS / f"{name}.py"
+    return convert(path.read_text(), str(path), Wish(**wish), lambda text: faults(text, str(path)))
+
+
+def updates(text, folder, monkeypatch):
+    """The parameters after each step of the script's optimizer, and what the script prints."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    monkeypatch.setattr(sys, "argv", ["script.py"])
+    heard: list[torch.Tensor] = []
+
+    def after(optimizer, args, kwargs):
+        heard.append(torch.cat([p.detach().flatten().clone() for g in optimizer.param_groups for p in g["params"]]))
+
+    hook = register_optimizer_step_post_hook(after)
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            exec(compile(text, "script.py", "exec"), {"__name__": "__main__"})
+    finally:
+        hook.remove()
+    return torch.stack(heard), [float(n) for n in re.findall(r"^loss (\S+)$", printed.getvalue(), re.M)]
+
+
+def original(name):
+    return (SCRIPTS / f"{name}.py").read_text()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", ALL)
+def test_half_precision_trains_to_the_same_loss_within_its_rounding(name, precision, tmp_path, monkeypatch):
+    result = converted(name, precision=precision)
+    assert result.left == []
+    plain, plain_losses = updates(original(name), tmp_path, monkeypatch)
+    low_scale = result.text.replace("GradScaler(", "GradScaler(init_scale=256.0, device=")  # the default skips the first updates
+    half, half_losses = updates(low_scale, tmp_path, monkeypatch)
+    assert half.shape == plain.shape
+    assert not torch.equal(half, plain)  # the low precision is really used
+    assert half_losses == pytest.approx(plain_losses, rel=4 * HALF[precision], abs=4 * HALF[precision])
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", ALL)
+def test_with_autocast_switched_off_every_update_is_bitwise_the_original(name, precision, tmp_path, monkeypatch):
+    text = converted(name, precision=precision).text.replace("torch.autocast(", "torch.autocast(enabled=False, ")
+    plain, plain_losses = updates(original(name), tmp_path, monkeypatch)
+    same, same_losses = updates(text, tmp_path, monkeypatch)
+    assert torch.equal(same, plain)  # scaling by a power of two is exact
+    assert same_losses == plain_losses
+
+
+@pytest.mark.parametrize(
+    ("name", "small", "large"),
+    [
+        ("plain", "batch_size=6", "batch_size=24"),
+        ("validated", "batch_size=8", "batch_size=32"),
+        ("with_helper", "batch_size=6", "batch_size=24"),
+        ("several_losses", "batch_size=8", "batch_size=32"),
+    ],
+)
+def test_four_accumulated_micro_batches_are_one_batch_of_four_times_the_size(name, small, large, tmp_path, monkeypatch):
+    result = converted(name, precision="fp32", accumulate=4)
+    large_text = original(name).replace(small, large).replace("drop_last=True", "drop_last=False")
+    whole, _ = updates(large_text, tmp_path, monkeypatch)
+    parts, _ = updates(result.text, tmp_path, monkeypatch)
+    assert parts.shape == whole.shape
+    torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["auto", "bf16", "fp16"])
+@pytest.mark.parametrize("name", ALL)
+def test_converting_twice_changes_nothing_the_second_time(name, precision):
+    path = str(SCRIPTS / f"{name}.py")
+    once = converted(name, precision=precision, accumulate=4)
+    twice = convert(once.text, path, Wish(precision=precision, accumulate=4), lambda text: faults(text, path))
+    assert once.text != original(name)
+    assert twice.text == once.text
+
+
+@pytest.mark.parametrize("precision", ["auto", "bf16", "fp16"])
+@pytest.mark.parametrize("name", ALL)
+def test_check_finds_nothing_new_in_a_converted_script(name, precision):
+    path = str(SCRIPTS / f"{name}.py")
+    assert faults(converted(name, precision=precision, accumulate=4).text, path) <= faults(original(name), path)
