@@ -1,0 +1,221 @@
+"""Rows from JSON Lines, CSV, Parquet, text and folders of `datasets`, one at a time, each knowing where it stands.
+
+No reader holds more than a part of its file, so that files may be larger than memory.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from halfstep.errors import DataError
+
+LONGEST_CSV_FIELD = min(sys.maxsize, 2**31 - 1)
+"""csv refuses fields of more than 131,072 characters where nobody says otherwise; documents are longer."""
+
+
+class Format(str, Enum):
+    """How rows are written."""
+
+    JSON_LINES = "jsonl"
+    """A table a line."""
+    CSV = "csv"
+    """A line of column names, then a row a line."""
+    PARQUET = "parquet"
+    """Columns with types."""
+    TEXT = "text"
+    """A document a file, in the column `text`."""
+    DATASET = "dataset"
+    """A folder that `datasets` has saved to disk."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+SUFFIXES = {
+    ".jsonl": Format.JSON_LINES,
+    ".ndjson": Format.JSON_LINES,
+    ".json": Format.JSON_LINES,
+    ".csv": Format.CSV,
+    ".parquet": Format.PARQUET,
+}
+"""What a file's name says; every other file is text."""
+DATASET_FILES = ("state.json", "dataset_dict.json")
+"""What `save_to_disk` leaves in a folder of one dataset, and of several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row.
+
+    Attributes:
+        where: the file and the line or row in it, for messages.
+        values: by column.
+    """
+
+    where: str
+    values: Mapping[str, Any]
+
+    def column(self, name: str) -> Any:
+        """The value of a column.
+
+        Raises:
+            DataError: there is no such column; those that exist are named.
+        """
+        if name not in self.values:
+            known = ", ".join(f"`{column}`" for column in self.values) or "none"
+            raise DataError(f"{self.where} has no column `{name}`. Its columns are {known}.")
+        return self.values[name]
+
+    def text(self, name: str) -> str:
+        """The text of a column.
+
+        Raises:
+            DataError: there is no such column, or it holds no text, or an empty one.
+        """
+        value = self.column(name)
+        if not isinstance(value, str):
+            raise DataError(f"{self.where}: `{name}` is {json.dumps(value, default=str)[:40]}; it must be a text.")
+        if not value.strip():
+            raise DataError(f"{self.where}: `{name}` is empty.")
+        return value
+
+
+def format_of(path: Path) -> Format:
+    """How the rows at `path` are written, by what is there and its name."""
+    if path.is_dir() and any((path / name).is_file() for name in DATASET_FILES):
+        return Format.DATASET
+    return SUFFIXES.get(path.suffix.lower(), Format.TEXT)
+
+
+def rows_of(paths: Sequence[Path], how: Format | None = None) -> Iterator[Row]:
+    """The rows of all files in their order.
+
+    Args:
+        paths: files, or folders that `datasets` has saved.
+        how: how they are written; `None` for `format_of` each.
+
+    Raises:
+        DataError: a file does not exist, holds no row, or has a fault; the message names file and line.
+    """
+    for path in paths:
+        if not path.exists():
+            raise DataError(f"{path} does not exist.")
+        found = False
+        for row in READERS[how or format_of(path)](path):
+            found = True
+            yield row
+        if not found:
+            raise DataError(f"{path} holds no row.")
+
+
+def _json_lines(path: Path) -> Iterator[Row]:
+    for number, line in _lines(path):
+        where = f"{path}, line {number:,}"
+        if not line.strip():
+            raise DataError(f"{where} is empty. A row of JSON Lines is a table such as {{}}.")
+        try:
+            values = json.loads(line.rstrip("\r\n"))
+        except json.JSONDecodeError as error:
+            raise DataError(f"{where} is not JSON: {error.msg} at character {error.colno:,}.") from None
+        if not isinstance(values, dict):
+            raise DataError(f"{where} is not a table of columns: {line.strip()[:40]}")
+        yield Row(where=where, values=values)
+
+
+def _csv(path: Path) -> Iterator[Row]:
+    csv.field_size_limit(LONGEST_CSV_FIELD)
+    reader = csv.reader((line for _, line in _lines(path)), strict=True)
+    try:
+        columns = next(reader, None)
+        for fields in reader:
+            where = f"{path}, line {reader.line_num:,}"
+            assert columns is not None
+            if not fields:
+                raise DataError(f"{where} is empty.")
+            if len(fields) != len(columns):
+                raise DataError(f"{where} has {len(fields)} fields, and the first line names {len(columns)} columns.")
+            yield Row(where=where, values=dict(zip(columns, fields, strict=True)))
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num:,} is not CSV: {error}.") from None
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file in UTF-8, with or without its mark, numbered from 1."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                yield number, _decoded(line, f"{path}, line {number:,}", "utf-8-sig" if number == 1 else "utf-8")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _decoded(content: bytes, where: str, encoding: str = "utf-8-sig") -> str:
+    try:
+        return content.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where} is not UTF-8: byte {error.start:,} does not belong there. Convert the file.") from None
+
+
+def _text(path: Path) -> Iterator[Row]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
+    if content:
+        yield Row(where=str(path), values={"text": _decoded(content, str(path))})
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    _library()
+    parquet, arrow = import_module("pyarrow.parquet"), import_module("pyarrow")
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                for values in batch.to_pylist():
+                    number += 1
+                    yield Row(where=f"{path}, row {number:,}", values=values)
+    except (arrow.ArrowException, OSError) as error:
+        raise DataError(f"{path} is not a Parquet file that can be read: {_first_line(error)}") from None
+
+
+def _dataset(path: Path) -> Iterator[Row]:
+    try:
+        table = _library().load_from_disk(str(path))
+    except Exception as error:  # whatever the readers of its files raise
+        raise DataError(f"{path} is not a dataset that can be read: {_first_line(error)}") from None
+    if isinstance(table, dict):
+        raise DataError(f"{path} holds several datasets. Name one of them: {', '.join(str(path / name) for name in table)}.")
+    for number, values in enumerate(table, start=1):
+        yield Row(where=f"{path}, row {number:,}", values=values)
+
+
+def _library() -> Any:
+    try:
+        return import_module("datasets")
+    except ImportError:
+        raise DataError(
+            "Parquet and saved datasets need `datasets`, which is not installed: pip install 'halfstep[train]'."
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+READERS: Mapping[Format, Callable[[Path], Iterator[Row]]] = {
+    Format.JSON_LINES: _json_lines,
+    Format.CSV: _csv,
+    Format.PARQUET: _parquet,
+    Format.TEXT: _text,
+    Format.DATASET: _dataset,
+}
+"""How each format is read."""
