@@ -35,7 +35,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--diff", action="store_true", help="show what --fix would change, and change nothing")
     parser.add_argument("--select", metavar="RULES", help="only these rules (names, codes or starts of codes, with commas)")
     parser.add_argument("--ignore", metavar="RULES", help="all but these rules")
-    parser.add_argument("--severity", default="style", metavar="LEVEL", help="report from here: error, warning, info, perf, style")
+    parser.add_argument(
+        "--severity", default="style", metavar="LEVEL", help="report from here: error, warning, info, perf, style"
+    )
     parser.add_argument("--format", default="text", choices=("text", "json", "sarif", "github"), help="how to report")
     parser.add_argument("--baseline", metavar="FILE", help="leave out the findings noted in this file")
     parser.add_argument("--write-baseline", metavar="FILE", help="note today's findings in this file")

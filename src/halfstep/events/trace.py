@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import merge
 from operator import attrgetter
-from typing import TypeVar, cast
+from typing import TypeVar, overload
 
 from halfstep.events.vocabulary import Event, Made, Place, Ref
 
 E = TypeVar("E", bound=Event)
+F = TypeVar("F", bound=Event)
+G = TypeVar("G", bound=Event)
+H = TypeVar("H", bound=Event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +49,25 @@ class Trace:
             if isinstance(event, Made):
                 self._made.setdefault(event.what, event)
 
-    def of(self, *kinds: type[E]) -> Iterator[E]:
+    @overload
+    def of(self, first: type[E], /) -> Iterator[E]: ...
+
+    @overload
+    def of(self, first: type[E], second: type[F], /) -> Iterator[E | F]: ...
+
+    @overload
+    def of(self, first: type[E], second: type[F], third: type[G], /) -> Iterator[E | F | G]: ...
+
+    @overload
+    def of(self, first: type[E], second: type[F], third: type[G], fourth: type[H], /) -> Iterator[E | F | G | H]: ...
+
+    @overload
+    def of(self, *kinds: type[Event]) -> Iterator[Event]: ...
+
+    def of(self, *kinds: type[Event]) -> Iterator[Event]:
         """The events of these kinds, in order."""
         lists = [self._kinds[kind] for kind in kinds if kind in self._kinds]
-        merged = iter(lists[0]) if len(lists) == 1 else merge(*lists, key=attrgetter("serial"))
-        return cast("Iterator[E]", merged)
+        return iter(lists[0]) if len(lists) == 1 else merge(*lists, key=attrgetter("serial"))
 
     def has(self, *kinds: type[Event]) -> bool:
         """Whether any event of these kinds was heard."""

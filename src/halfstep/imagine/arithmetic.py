@@ -102,7 +102,7 @@ def _sequences(left: Value, op: ast.operator, right: Value) -> Value:
 
 
 def _unknown(state: State, left: Value, op: ast.operator, right: Value, node: ast.BinOp) -> Value:
-    factors = frozenset()
+    factors: frozenset[str] = frozenset()
     if isinstance(op, ast.Mult):
         factors = _factors(left) | _factors(right)
     elif isinstance(op, ast.Div):
@@ -179,9 +179,7 @@ def region_dtype(state: State) -> str | None:
     return {"float16": "half", "bfloat16": "bfloat"}.get(region.dtype or "")
 
 
-def _divisor(
-    state: State, tensor: Tensor, left: Value, op: ast.operator, other: Value, node: ast.BinOp
-) -> Divisor | None:
+def _divisor(state: State, tensor: Tensor, left: Value, op: ast.operator, other: Value, node: ast.BinOp) -> Divisor | None:
     place = state.place(node)
     tags = tags_of(other)
     if isinstance(op, ast.Div) and left is tensor and not isinstance(other, (Thing, Instance)):

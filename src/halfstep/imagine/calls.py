@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections.abc import Callable
 
 from halfstep.events.vocabulary import AutocastEnter, AutocastExit, Forward, NoSyncEnter, NoSyncExit
@@ -39,6 +40,7 @@ class Calls(State):
     """Calls values and reads attributes."""
 
     def call(self, func: Value, args: list[Value], kwargs: dict[str, Value], node: ast.AST) -> Value:
+        """Call a value."""
         func = settled(func)
         if isinstance(func, Function):
             return self.call_function(func, args, kwargs, node)
@@ -138,7 +140,9 @@ class Calls(State):
             elif index >= first_default:
                 scope.names[name] = hinted(name, func.defaults[index - first_default])
             else:
-                scope.names[name] = hinted(name, left.get("**", Unknown(name)) if not isinstance(left.get("**"), Unknown) else Unknown(name))
+                scope.names[name] = hinted(
+                    name, left.get("**", Unknown(name)) if not isinstance(left.get("**"), Unknown) else Unknown(name)
+                )
         for arg, default in zip(spec.kwonlyargs, func.kw_defaults, strict=False):
             scope.names[arg.arg] = hinted(arg.arg, left.pop(arg.arg, default))
         if spec.kwarg is not None:
@@ -146,6 +150,7 @@ class Calls(State):
             scope.names[spec.kwarg.arg] = left
 
     def resume(self, stream: Stream, receive: Callable[[Value], Value]) -> None:
+        """Run a generator, handing what it yields to `receive`."""
         func = stream.function
 
         def body() -> Value:
@@ -167,6 +172,7 @@ class Calls(State):
         self.in_frame(func, stream.scope, func.node, body)
 
     def first_of(self, stream: Stream) -> Value:
+        """The first value that a generator yields."""
         if not stream.started:
             stream.started = True
 
@@ -174,10 +180,8 @@ class Calls(State):
                 stream.first = value
                 raise BreakLoop
 
-            try:
+            with contextlib.suppress(BreakLoop):
                 self.resume(stream, take)
-            except BreakLoop:
-                pass
         first = stream.first
         return derive(first) if isinstance(first, Tensor) else first
 
@@ -213,7 +217,9 @@ class Calls(State):
             if name not in made.attrs and name in cls.scope.names:
                 value = cls.scope.names[name]
                 flag = isinstance(value, (bool, str)) or value is None
-                made.attrs[name] = Unknown(f"{name}", default=value, has_default=True) if flag and not isinstance(value, str) else value
+                made.attrs[name] = (
+                    Unknown(f"{name}", default=value, has_default=True) if flag and not isinstance(value, str) else value
+                )
 
     def call_instance(self, value: Instance, args: list[Value], kwargs: dict[str, Value], node: ast.AST) -> Value:
         """Call an object of the program: a module's forward pass, or its `__call__`."""
@@ -319,6 +325,7 @@ class Calls(State):
         return self.call_function(func, [bound.self_value, *args], kwargs, node)
 
     def getattr(self, value: Value, name: str, node: ast.AST) -> Value:
+        """An attribute of a value."""
         value = settled(value)
         if isinstance(value, Instance):
             return self.instance_attribute(value, name, node)
@@ -355,14 +362,17 @@ class Calls(State):
         return value.attrs.setdefault(name, hinted(name, Unknown(f"self.{name}")))
 
     def item_of_thing(self, thing: Thing, key: Value, node: ast.AST) -> Value:
+        """An item of a library object."""
         return attributes.item(self, thing, key, node)
 
     def set_on_thing(self, thing: Thing, name: str, new: Value, node: ast.AST) -> None:
+        """An attribute of a library object that means something is set."""
         attributes.write(self, thing, name, new, node)
 
     # --- contexts ---
 
     def within(self, context: Value, inside: Callable[[Value], None], node: ast.AST) -> None:
+        """Run `inside` with a context open."""
         context = settled(context)
         if isinstance(context, Stream):
             self.resume(context, lambda value: inside(value))
@@ -402,7 +412,7 @@ class Calls(State):
             return self._open_autocast(context, node)
         if what in ("no_grad", "enable_grad"):
             self.grad.append(what == "enable_grad")
-            return lambda: self.grad.pop() and None
+            return self._close_grad
         if what == "no_sync":
             model = context.facts.get("model")
             self.no_sync.append(model)
@@ -416,6 +426,9 @@ class Calls(State):
         if what == "accumulate":
             return attributes.open_accumulation(self, context, node)
         return lambda: None
+
+    def _close_grad(self) -> None:
+        self.grad.pop()
 
     def _open_autocast(self, context: Thing, node: ast.AST) -> Callable[[], None]:
         region = context.facts["region"]()
@@ -472,6 +485,7 @@ def _param_dtype(model: Thing) -> str | None:
 
 def _stamped(state: Calls, inside: Value, model: Thing, parents: list[Tensor], outermost: bool, node: ast.AST) -> Value:
     def stamp(value: Value) -> Value:
+        """Stamp."""
         value = settled(value)
         if isinstance(value, (Tensor, Unknown)) or value is None:
             return state.output_of(model, value, parents, outermost, node)

@@ -233,7 +233,9 @@ def _move(editor: Editor, request: FixRequest, after: bool) -> list[Edit] | None
         return None
     if editor.indent(place.line) != editor.indent(target.line) and len(editor.lines) <= place.line:
         return None
-    lines = editor.insert_after(target.line, editor.text(place)) if after else editor.insert_before(target.line, editor.text(place))
+    lines = (
+        editor.insert_after(target.line, editor.text(place)) if after else editor.insert_before(target.line, editor.text(place))
+    )
     return [*lines, Edit(place.line, 0, place.line + 1, 0, "")]
 
 

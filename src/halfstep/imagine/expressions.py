@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import operator
 from collections.abc import Callable
 
@@ -41,14 +42,17 @@ class Expressions(State):
     """Evaluates expressions."""
 
     def eval(self, node: ast.expr) -> Value:
+        """The value of an expression."""
         self.spend()
         handler = EXPRESSIONS.get(type(node))
         return handler(self, node) if handler is not None else Unknown("?")
 
     def constant(self, node: ast.Constant) -> Value:
+        """A literal."""
         return node.value
 
     def name(self, node: ast.Name) -> Value:
+        """A name, looked up as Python would; a name nobody defines is unknown."""
         scope: Scope | None = self.scope
         while scope is not None:
             if node.id in scope.names:
@@ -61,11 +65,13 @@ class Expressions(State):
         return self.memo.setdefault(("name", node.id), hinted(node.id, Unknown(node.id)))
 
     def attribute(self, node: ast.Attribute) -> Value:
+        """`value.name`."""
         return self.getattr(self.eval(node.value), node.attr, node)
 
     # --- containers ---
 
     def sequence(self, node: ast.List | ast.Tuple | ast.Set) -> Value:
+        """A list, tuple or set display."""
         values: list[Value] = []
         for element in node.elts:
             if isinstance(element, ast.Starred):
@@ -76,6 +82,7 @@ class Expressions(State):
         return tuple(values) if isinstance(node, ast.Tuple) else values
 
     def dictionary(self, node: ast.Dict) -> Value:
+        """A dict display."""
         made: dict[Value, Value] = {}
         for key, item in zip(node.keys, node.values, strict=True):
             value = self.eval(item)
@@ -90,6 +97,7 @@ class Expressions(State):
         return made
 
     def joined(self, node: ast.JoinedStr) -> Value:
+        """An f-string, as far as it is known."""
         parts: list[str] = []
         tags = NO_TAGS
         for piece in node.values:
@@ -103,6 +111,7 @@ class Expressions(State):
         return text if not tags & {"rank"} else Unknown(f"'{text}'", tags)
 
     def subscript(self, node: ast.Subscript) -> Value:
+        """`value[key]`."""
         value = settled(self.eval(node.value))
         if isinstance(node.slice, ast.Slice):
             return self.sliced(value, node.slice, node)
@@ -118,8 +127,7 @@ class Expressions(State):
         if isinstance(value, Unknown):
             text = repr(key) if isinstance(key, (str, int)) else ast.unparse(node.slice)
             made = Unknown(f"{value.name}[{text}]", value.tags | tags_of(key), loaders=value.loaders)
-            child = value.children.setdefault(f"[{text}]", hinted(key, made) if isinstance(key, str) else made)
-            return child
+            return value.children.setdefault(f"[{text}]", hinted(key, made) if isinstance(key, str) else made)
         if isinstance(value, Thing):
             return self.item_of_thing(value, key, node)
         if isinstance(value, Instance):
@@ -135,6 +143,7 @@ class Expressions(State):
         raise NotImplementedError
 
     def looked_up(self, table: dict[Value, Value], key: Value, node: ast.AST) -> Value:
+        """An item of a dict; an unknown key opens a world for each of the first few keys."""
         if isinstance(key, Unknown):
             keys = tuple(k for k in table if isinstance(k, (str, bool)))[:4]
             if not keys:
@@ -154,6 +163,7 @@ class Expressions(State):
         return Unknown(f"?[{key!r}]"[:40], tags_of(table)) if isinstance(key, (str, int)) else Unknown("?[]", tags_of(table))
 
     def sliced(self, value: Value, cut: ast.Slice, node: ast.Subscript) -> Value:
+        """A slice; a stride by rank is noted as a shard."""
         parts = [settled(self.eval(p)) if p is not None else None for p in (cut.lower, cut.upper, cut.step)]
         by_rank = "rank" in tags_of(parts[0]) and parts[2] is not None
         if isinstance(value, (list, tuple, str)) and all(p is None or type(p) is int for p in parts):
@@ -170,14 +180,18 @@ class Expressions(State):
             return derive(value, tags=value.tags | tags_of(parts))
         if isinstance(value, (list, tuple)):
             return value
-        return Unknown(f"{ast.unparse(node)[:40]}", tags_of(value) | tags_of(parts), loaders=getattr(value, "loaders", frozenset()))
+        return Unknown(
+            f"{ast.unparse(node)[:40]}", tags_of(value) | tags_of(parts), loaders=getattr(value, "loaders", frozenset())
+        )
 
     # --- operators ---
 
     def binary(self, node: ast.BinOp) -> Value:
+        """`left op right`."""
         return arithmetic(self, settled(self.eval(node.left)), node.op, settled(self.eval(node.right)), node)
 
     def unary(self, node: ast.UnaryOp) -> Value:
+        """`not x`, `-x`."""
         value = settled(self.eval(node.operand))
         if isinstance(node.op, ast.Not):
             if isinstance(value, (Unknown, Tensor, Truth)) or tags_of(value):
@@ -191,6 +205,7 @@ class Expressions(State):
         return Unknown(f"-{value.name}", value.tags) if isinstance(value, Unknown) else Unknown("-?")
 
     def boolean(self, node: ast.BoolOp) -> Value:
+        """`and` and `or`, with what the answer depends on."""
         is_and = isinstance(node.op, ast.And)
         tags = NO_TAGS
         value: Value = None
@@ -209,6 +224,7 @@ class Expressions(State):
         return value
 
     def compare(self, node: ast.Compare) -> Value:
+        """A chain of comparisons."""
         left = settled(self.eval(node.left))
         result: Value = True
         tags = NO_TAGS
@@ -296,6 +312,7 @@ class Expressions(State):
         return Unknown(text[:80], tags_of(left) | tags_of(right), default=False, has_default=True)
 
     def truth(self, value: Value, node: ast.AST) -> bool:
+        """Whether a value is true in this world."""
         value = settled(value)
         if isinstance(value, Truth):
             return value.value
@@ -324,14 +341,17 @@ class Expressions(State):
     # --- others ---
 
     def conditional(self, node: ast.IfExp) -> Value:
+        """`a if test else b`."""
         test = self.eval(node.test)
         taken = self.truth(test, node.test)
         return self.eval(node.body if taken else node.orelse)
 
     def function_literal(self, node: ast.Lambda) -> Value:
+        """A lambda."""
         return Function(node, self.scope, self.module, "<lambda>", defaults=[self.eval(d) for d in node.args.defaults])
 
     def call_node(self, node: ast.Call) -> Value:
+        """A call: function, arguments, keywords."""
         func = self.eval(node.func)
         args: list[Value] = []
         for arg in node.args:
@@ -352,6 +372,7 @@ class Expressions(State):
         return self.call(func, args, kwargs, node)
 
     def comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
+        """A comprehension, run like the loop that it is."""
         outer = self.scope
         self.scope = Scope({}, outer, self.module)
         made: list[Value] = []
@@ -361,10 +382,8 @@ class Expressions(State):
             if isinstance(node, ast.DictComp):
                 key = settled(self.eval(node.key))
                 value = self.eval(node.value)
-                try:
+                with contextlib.suppress(TypeError):
                     keyed[key] = value
-                except TypeError:
-                    pass
             else:
                 made.append(self.eval(node.elt))
 
@@ -387,29 +406,32 @@ class Expressions(State):
 
         self.turns(self.items(settled(self.eval(first.iter)), first.iter), first.iter, turn)
 
-    def items(self, source: Value, node: ast.expr, body: list[ast.stmt] | None = None) -> Items:
-        raise NotImplementedError
-
     def turns(self, items: Items, at: ast.AST, body: Callable[[Value], None]) -> None:
+        """Run `body` once an item, with the turn noted and epochs announced."""
         raise NotImplementedError
 
     def bind(self, target: ast.expr, value: Value) -> None:
+        """Give a value to a name, attribute, item or pattern."""
         raise NotImplementedError
 
     def walrus(self, node: ast.NamedExpr) -> Value:
+        """`name := value`."""
         value = self.eval(node.value)
         self.bind(node.target, value)
         return value
 
     def awaited(self, node: ast.Await) -> Value:
+        """`await value`."""
         return self.eval(node.value)
 
     def yielded(self, node: ast.Yield | ast.YieldFrom) -> Value:
+        """`yield value`, handed to whoever runs the generator."""
         value = self.eval(node.value) if node.value is not None else None
         receive = self.yields[-1]
         return receive(value) if receive is not None else None
 
     def starred(self, node: ast.Starred) -> Value:
+        """`*value`."""
         return self.eval(node.value)
 
 

@@ -17,7 +17,9 @@ def facts_of(tree: ast.Module, path: str) -> list[Fact]:
         if isinstance(node, ast.Call):
             dotted = dotted_name(node.func, names)
             if dotted is not None and dotted.startswith(("torch.cuda.amp.", "torch.cpu.amp.")):
-                found.append(Fact("deprecated call", place_of(node, path), dotted, {"func": ast.unparse(node.func), "node": node}))
+                found.append(
+                    Fact("deprecated call", place_of(node, path), dotted, {"func": ast.unparse(node.func), "node": node})
+                )
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             for decorator in node.decorator_list:
                 dotted = dotted_name(decorator, names)
@@ -101,7 +103,13 @@ def _asks_bf16(value: ast.expr) -> bool:
 
 def place_of(node: ast.AST, path: str) -> Place:
     """Where a node stands."""
-    return Place(path, getattr(node, "lineno", 1), getattr(node, "col_offset", 0), getattr(node, "end_lineno", 0) or 0, getattr(node, "end_col_offset", 0) or 0)
+    return Place(
+        path,
+        getattr(node, "lineno", 1),
+        getattr(node, "col_offset", 0),
+        getattr(node, "end_lineno", 0) or 0,
+        getattr(node, "end_col_offset", 0) or 0,
+    )
 
 
 def imported_names(tree: ast.Module) -> dict[str, str]:

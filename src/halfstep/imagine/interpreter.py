@@ -7,13 +7,28 @@ import ast
 from halfstep.imagine.calls import Calls
 from halfstep.imagine.expressions import Expressions
 from halfstep.imagine.statements import Statements
-from halfstep.imagine.values import Bound, Function, Instance, Items, Stream, Tensor, Thing, Unknown, Value, derive, settled, tagged, tags_of
+from halfstep.imagine.values import (
+    Bound,
+    Function,
+    Instance,
+    Items,
+    Stream,
+    Tensor,
+    Thing,
+    Unknown,
+    Value,
+    derive,
+    settled,
+    tagged,
+    tags_of,
+)
 
 
 class Interpreter(Calls, Statements, Expressions):
     """Walks a program as Python would, with small numbers and one world's answers."""
 
-    def items(self, source: Value, node: ast.expr, body: list[ast.stmt] | None = None) -> Items:
+    def items(self, source: Value, node: ast.AST, body: list[ast.stmt] | None = None) -> Items:
+        """What a loop over `source` runs over."""
         source = settled(source)
         if isinstance(source, Items):
             return source

@@ -12,7 +12,9 @@ _WORLD = re.compile(r"world(_?size)?$|^num_replicas$|^nprocs$|num_processes$|^n_
 _BATCH = re.compile(r"(^|_)(batch_?size|bsz?|bs)$", re.I)
 _RANK = re.compile(r"(^|_)rank$|^global_rank$", re.I)
 _OFF = re.compile(r"debug|dry|eval_only|only|test_mode|profile|resume|^skip|overfit|sanity|disable|^no_|verbose", re.I)
-_INDEX = re.compile(r"^(i|it|idx|step|iter|iteration|batch_idx|batch_i|batch_index|i_batch|micro_step|batch_id|n_iter|data_iter_step)$")
+_INDEX = re.compile(
+    r"^(i|it|idx|step|iter|iteration|batch_idx|batch_i|batch_index|i_batch|micro_step|batch_id|n_iter|data_iter_step)$"
+)
 
 
 def tags_for(name: str) -> Tags:
@@ -35,7 +37,13 @@ def hinted(name: str, value: Value) -> Value:
     if type(value) in (int, float, Count, Ratio):
         tags = tags_for(name)
         if tags and not (isinstance(value, (Count, Ratio)) and value.tags):
-            if "accum" in tags and isinstance(value, int) and value in (0, 1) and not name.startswith("_") and name.endswith(("steps", "accumulation", "iter")):
+            if (
+                "accum" in tags
+                and isinstance(value, int)
+                and value in (0, 1)
+                and not name.startswith("_")
+                and name.endswith(("steps", "accumulation", "iter"))
+            ):
                 value = 4
             return tagged(int(value) if isinstance(value, int) else float(value), tags)
     return value

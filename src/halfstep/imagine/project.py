@@ -25,8 +25,7 @@ class Project:
         """Forget what was run, for the next world."""
         self.main = Module("__main__", self.main.path, self.main.tree)
         self._found = {
-            key: Module(found.name, found.path, found.tree) if found is not None else None
-            for key, found in self._found.items()
+            key: Module(found.name, found.path, found.tree) if found is not None else None for key, found in self._found.items()
         }
 
     def find(self, dotted: str, importer: str) -> Module | None:

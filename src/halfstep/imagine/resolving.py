@@ -8,9 +8,7 @@ import re
 from halfstep.events.trace import Trace
 from halfstep.events.vocabulary import Backward, Clip, Event, Made, Ref, Step
 from halfstep.imagine.state import Draft, OutOfBudget, Reach, State
-
 from halfstep.imagine.values import Instance, Thing, Value, model_of
-
 
 MAX_OPTIMIZERS = 24
 """A program with more is no training script."""
@@ -26,7 +24,9 @@ def trace_of(state: State, root: str, repeated: bool) -> Trace:
     return Trace(events, state.world.decisions, root, repeated)
 
 
-_WALKS = re.compile(r"self\.(children|modules|named_children|named_modules|_modules|parameters)\b|getattr\(self|__dict__|vars\(self")
+_WALKS = re.compile(
+    r"self\.(children|modules|named_children|named_modules|_modules|parameters)\b|getattr\(self|__dict__|vars\(self"
+)
 
 
 def _note_unused(state: State) -> None:

@@ -11,7 +11,20 @@ from pathlib import Path
 from halfstep.errors import SourceError
 
 SKIPPED_FOLDERS = frozenset(
-    {".git", ".hg", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache", ".ruff_cache", ".tox", "build", "dist", ".eggs"}
+    {
+        ".git",
+        ".hg",
+        ".venv",
+        "venv",
+        "node_modules",
+        "__pycache__",
+        ".mypy_cache",
+        ".ruff_cache",
+        ".tox",
+        "build",
+        "dist",
+        ".eggs",
+    }
 )
 MARKS = re.compile(
     rb"\.backward\(|manual_backward\(|GradScaler\(|autocast\(|DataLoader\(|DistributedSampler\(|_with_warmup\(|warmup"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from halfstep.events.vocabulary import Backward, Event, Made, Place, Region, Turn
-from halfstep.imagine.values import NO_TAGS, Module, Scope, Tags, Tensor, Thing, Truth, Unknown, Value
+from halfstep.imagine.values import NO_TAGS, Items, Module, Scope, Stream, Tags, Tensor, Thing, Truth, Unknown, Value
 from halfstep.imagine.worlds import World
 
 if TYPE_CHECKING:
@@ -130,6 +129,18 @@ class State:
 
     def truth(self, value: Value, node: ast.AST) -> bool:
         """Whether a value is true in this world."""
+        raise NotImplementedError
+
+    def items(self, source: Value, node: ast.AST, body: list[ast.stmt] | None = None) -> Items:
+        """What a loop over `source` runs over."""
+        raise NotImplementedError
+
+    def setattr(self, value: Value, name: str, new: Value, node: ast.AST) -> None:
+        """Set an attribute of a value."""
+        raise NotImplementedError
+
+    def first_of(self, stream: Stream) -> Value:
+        """The first value that a generator yields."""
         raise NotImplementedError
 
     # --- places and events ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections.abc import Callable
 
 from halfstep.events.vocabulary import EpochBegin, EpochEnd, Fetch, LoopLeft, ModuleReplaced, Retain, SetEpoch, Turn
@@ -18,7 +19,6 @@ from halfstep.imagine.state import (
 )
 from halfstep.imagine.values import (
     Class,
-    Count,
     External,
     Function,
     Instance,
@@ -41,6 +41,7 @@ class Statements(State):
     """Runs statements."""
 
     def run(self, body: list[ast.stmt]) -> None:
+        """Run statements in order."""
         for statement in body:
             self.spend()
             handler = STATEMENTS.get(type(statement))
@@ -50,6 +51,7 @@ class Statements(State):
     # --- definitions and imports ---
 
     def define_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        """`def`."""
         self.scope.names[node.name] = self.function_of(node)
 
     def function_of(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Value:
@@ -77,6 +79,7 @@ class Statements(State):
         return function
 
     def define_class(self, node: ast.ClassDef) -> None:
+        """`class`."""
         bases = [self.eval(base) for base in node.bases]
         scope = Scope({}, self.scope, self.module, is_class=True)
         decorators = frozenset(decorator_name(d) for d in node.decorator_list)
@@ -93,6 +96,7 @@ class Statements(State):
         self.scope.names[node.name] = made
 
     def import_names(self, node: ast.Import) -> None:
+        """`import a.b as c`."""
         for alias in node.names:
             target = self.project.find(alias.name, self.module.path)
             if target is not None:
@@ -104,6 +108,7 @@ class Statements(State):
                 self.scope.names[root] = External(root)
 
     def import_from(self, node: ast.ImportFrom) -> None:
+        """`from a import b`, from the project where it has it."""
         dotted = "." * node.level + (node.module or "")
         target = self.project.find(dotted, self.module.path)
         module = self.load(target) if target is not None else None
@@ -141,6 +146,7 @@ class Statements(State):
     # --- assignment ---
 
     def assign(self, node: ast.Assign) -> None:
+        """`a = b = value`."""
         value = self.eval(node.value)
         if isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.Add) and isinstance(value, Tensor):
             text = ast.unparse(node.targets[0])
@@ -150,12 +156,14 @@ class Statements(State):
             self.bind(target, value)
 
     def annotated(self, node: ast.AnnAssign) -> None:
+        """`name: type = value`."""
         if node.value is not None:
             self.bind(node.target, self.eval(node.value))
         elif self.scope.is_class and isinstance(node.target, ast.Name):
             self.scope.names[node.target.id] = hinted(node.target.id, Unknown(node.target.id))
 
     def augmented(self, node: ast.AugAssign) -> None:
+        """`target op= value`."""
         target = node.target
         read: ast.expr = ast.copy_location(
             ast.Name(target.id, ast.Load()) if isinstance(target, ast.Name) else _loaded(target), target
@@ -189,6 +197,7 @@ class Statements(State):
             self.bind(target.value, value)
 
     def bind_name(self, name: str, value: Value) -> None:
+        """Give a value to a name; its name may say what it counts."""
         value = hinted(name, value)
         if isinstance(value, Thing) and not value.name:
             value.name = name
@@ -202,6 +211,7 @@ class Statements(State):
             scope.names[name] = value
 
     def unpack(self, targets: list[ast.expr], value: Value) -> None:
+        """Give the parts of a value to several targets."""
         value = settled(value)
         count = len(targets)
         if isinstance(value, (list, tuple)) and not any(isinstance(t, ast.Starred) for t in targets):
@@ -222,11 +232,8 @@ class Statements(State):
             return self.first_of(value)
         return Unknown(f"?[{index}]", tags_of(value))
 
-    def first_of(self, stream: Stream) -> Value:
-        """The first value that a generator yields."""
-        raise NotImplementedError
-
     def setattr(self, value: Value, name: str, new: Value, node: ast.AST) -> None:
+        """Set an attribute of a value."""
         value = settled(value)
         if isinstance(value, Instance):
             new = hinted(name, new)
@@ -269,12 +276,11 @@ class Statements(State):
             self.emit(ModuleReplaced, node, model=owner, module=module, optimizers=tuple(holders))
 
     def setitem(self, value: Value, key: Value, new: Value, node: ast.AST) -> None:
+        """Set an item of a value."""
         value = settled(value)
         if isinstance(value, dict):
-            try:
+            with contextlib.suppress(TypeError):
                 value[key] = hinted(key, new) if isinstance(key, str) else new
-            except TypeError:
-                pass
         elif isinstance(value, list) and isinstance(key, int) and -len(value) <= key < len(value):
             value[key] = new
         elif isinstance(value, Unknown) and isinstance(key, str):
@@ -286,12 +292,14 @@ class Statements(State):
     # --- control flow ---
 
     def branch(self, node: ast.If) -> None:
+        """`if`, with the answer of this world."""
         value = self.eval(node.test)
         taken = self.truth(value, node.test)
         with self.guarded(tags_of(value)):
             self.run(node.body if taken else node.orelse)
 
     def loop_for(self, node: ast.For | ast.AsyncFor) -> None:
+        """`for`."""
         source = settled(self.eval(node.iter))
         if isinstance(source, Stream):
             self.loop_stream(node, source)
@@ -299,6 +307,7 @@ class Statements(State):
             self.loop_items(node, self.items(source, node.iter, node.body), node)
 
     def loop_items(self, node: ast.For | ast.AsyncFor, items: Items, at: ast.AST) -> None:
+        """A loop over known items."""
         try:
             self.turns(items, at, lambda item: self._turn(node, item))
         except BreakLoop:
@@ -307,10 +316,8 @@ class Statements(State):
 
     def _turn(self, node: ast.For | ast.AsyncFor, item: Value) -> None:
         self.bind(node.target, item)
-        try:
+        with contextlib.suppress(ContinueLoop):
             self.run(node.body)
-        except ContinueLoop:
-            pass
 
     def turns(self, items: Items, at: ast.AST, body: Callable[[Value], None]) -> None:
         """Run `body` once an item, with the turn noted and epochs announced."""
@@ -332,6 +339,7 @@ class Statements(State):
             self.emit(EpochEnd, at, loader=loader, index=epoch)
 
     def loop_stream(self, node: ast.For | ast.AsyncFor, stream: Stream) -> None:
+        """A loop over a generator of the program: its body runs at each `yield`."""
         loop, place = self.number("loop"), self.place(node)
         count = 0
 
@@ -357,11 +365,8 @@ class Statements(State):
         """Run a generator, handing what it yields to `receive`."""
         raise NotImplementedError
 
-    def items(self, source: Value, node: ast.expr, body: list[ast.stmt] | None = None) -> Items:
-        """What a loop over `source` runs over."""
-        raise NotImplementedError
-
     def loop_while(self, node: ast.While) -> None:
+        """`while`, within a bound."""
         loop, place = self.number("loop"), self.place(node)
         self.loops.append(Turn(loop, 0, place, "while"))
         try:
@@ -380,6 +385,7 @@ class Statements(State):
             self.loops.pop()
 
     def with_block(self, node: ast.With | ast.AsyncWith) -> None:
+        """`with`."""
         self._enter(node.items, node.body)
 
     def _enter(self, items: list[ast.withitem], body: list[ast.stmt]) -> None:
@@ -401,6 +407,7 @@ class Statements(State):
         raise NotImplementedError
 
     def attempt(self, node: ast.Try) -> None:
+        """`try`: handlers run only for what the program raises itself."""
         try:
             self.run(node.body)
             self.run(node.orelse)
@@ -412,23 +419,28 @@ class Statements(State):
             self.run(node.finalbody)
 
     def give_back(self, node: ast.Return) -> None:
+        """`return`."""
         raise ReturnValue(self.eval(node.value) if node.value is not None else None)
 
     def throw(self, node: ast.Raise) -> None:
+        """`raise`."""
         raise Raised
 
     def claim(self, node: ast.Assert) -> None:
+        """`assert`: a claim about the length of a loader holds from the start."""
         value = settled(self.eval(node.test))
         concrete = value.value if isinstance(value, Truth) else value
         if concrete is False and tags_of(value) & {"loader", "modulo", "accum"} and self.micro_batches == MICRO_BATCHES:
             raise Restart(2 * (self.largest_window or 4))
 
     def remove(self, node: ast.Delete) -> None:
+        """`del`."""
         for target in node.targets:
             if isinstance(target, ast.Name):
                 self.scope.names.pop(target.id, None)
 
     def declare(self, node: ast.Global | ast.Nonlocal) -> None:
+        """`global` and `nonlocal`."""
         declared = self.scope.names.setdefault("\0global", {})
         for name in node.names:
             scope: Scope | None = self.module.scope
@@ -439,6 +451,7 @@ class Statements(State):
             declared[name] = scope or self.module.scope
 
     def choose_case(self, node: ast.Match) -> None:
+        """`match`."""
         subject = settled(self.eval(node.subject))
         for case in node.cases:
             pattern = case.pattern
@@ -454,13 +467,16 @@ class Statements(State):
             return
 
     def evaluate(self, node: ast.Expr) -> None:
+        """An expression as a statement."""
         self.eval(node.value)
 
     def stop_loop(self, node: ast.Break) -> None:
+        """`break`."""
         self.emit(LoopLeft, node)
         raise BreakLoop
 
     def next_turn(self, node: ast.Continue) -> None:
+        """`continue`."""
         raise ContinueLoop
 
 

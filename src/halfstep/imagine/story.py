@@ -19,7 +19,9 @@ from halfstep.imagine.worlds import Exploration, World
 
 STEPS = 120_000
 MAX_ROOTS = 10
-INTERESTING = re.compile(r"\.backward\(|\.step\(|zero_grad|GradScaler|autocast|DataLoader\(|clip_grad|scheduler|torch\.save|\.eval\(\)|optim")
+INTERESTING = re.compile(
+    r"\.backward\(|\.step\(|zero_grad|GradScaler|autocast|DataLoader\(|clip_grad|scheduler|torch\.save|\.eval\(\)|optim"
+)
 
 
 WORTH = frozenset({"backward", "manual_backward", "autocast", "GradScaler", "DataLoader", "DistributedSampler"})
@@ -69,7 +71,9 @@ class _Teller:
         called = {name: _calls(node) for name, node in self.nodes.items()}
         wanted = [n for n, node in self.nodes.items() if INTERESTING.search(ast.unparse(node))] if len(self.nodes) < 400 else []
         reach = {name: self._reaching(name, called) for name in self.nodes}
-        useful = [name for name in self.nodes if not name.split(".")[-1].startswith("__") and ({name} | reach[name]) & set(wanted)]
+        useful = [
+            name for name in self.nodes if not name.split(".")[-1].startswith("__") and ({name} | reach[name]) & set(wanted)
+        ]
         return sorted(useful, key=lambda name: (-len(reach[name] & set(wanted)), list(self.nodes).index(name)))[:MAX_ROOTS]
 
     def _reaching(self, name: str, called: dict[str, set[str]]) -> set[str]:
@@ -166,7 +170,9 @@ class _Teller:
         once = len(machine.drafts)
         for turn in range(2 if epoch_like else 1):
             machine.call(func, self._with_index(names, given, turn), {}, self.project.main.tree)
-        step_like = not any(isinstance(d.fields.get("loops"), tuple) and d.fields["loops"] for d in machine.drafts[once:] if d.kind is Backward)
+        step_like = not any(
+            isinstance(d.fields.get("loops"), tuple) and d.fields["loops"] for d in machine.drafts[once:] if d.kind is Backward
+        )
         if step_like and not epoch_like and any(d.kind is Backward for d in machine.drafts):
             for turn in range(1, 2 * machine.micro_batches):
                 machine.call(func, self._with_index(names, given, turn), {}, self.project.main.tree)

@@ -28,7 +28,7 @@ class Suppression:
 
     def covers(self, finding: Finding) -> bool:
         """Whether the comment speaks of a finding."""
-        if not self.whole_file and not self.line <= max(finding.end_line, finding.line) or (
+        if (not self.whole_file and not self.line <= max(finding.end_line, finding.line)) or (
             not self.whole_file and self.line < finding.line
         ):
             return False

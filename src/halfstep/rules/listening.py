@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -173,7 +174,7 @@ def _skipping(trace: Trace, optimizer: Ref, stepped: list[Window]) -> tuple[int,
     steps = [s for s in trace.of(Step) if s.optimizer == optimizer]
     if len(steps) >= len(turns) or not any(w.wiped for w in windows(trace, optimizer)):
         return 1, False
-    gaps = Counter(_between(turns, a, b) for a, b in zip(steps, steps[1:], strict=False))
+    gaps = Counter(_between(turns, a, b) for a, b in itertools.pairwise(steps))
     size = max(gaps, key=lambda s: (gaps[s], s), default=1)
     return size, True
 

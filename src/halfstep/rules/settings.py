@@ -64,7 +64,7 @@ def parsed(text: str, file: Path) -> Settings:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
-        import tomli as tomllib
+        import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
     try:
         table = tomllib.loads(text).get("tool", {}).get("halfstep", {})
     except tomllib.TOMLDecodeError as error:

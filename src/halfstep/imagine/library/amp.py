@@ -34,10 +34,7 @@ def _autocast(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str
     enabled = given.get("enabled", True)
     on = state.truth(enabled, node)
     dtype_value = settled(given.get("dtype"))
-    if dtype_value is None:
-        dtype = {"cuda": "float16", "cpu": "bfloat16"}.get(device or "")
-    else:
-        dtype = dtype_name(dtype_value)
+    dtype = {"cuda": "float16", "cpu": "bfloat16"}.get(device or "") if dtype_value is None else dtype_name(dtype_value)
     if dtype == "float32":
         on = False
     place = state.place(node)
@@ -97,7 +94,7 @@ TABLE: dict[str, Callable[..., Value]] = {
     "contextlib.ExitStack": _stack,
 }
 """Handlers by path."""
-PATTERNS = (
+PATTERNS: tuple[tuple[re.Pattern[str], Callable[..., Value]], ...] = (
     (re.compile(r"(^|\.)ShardedGradScaler$"), _scaler),
     (re.compile(r"(^|\.)NativeScaler(WithGradNormCount)?$"), _wrapped_scaler),
 )

@@ -31,12 +31,68 @@ if TYPE_CHECKING:
     from halfstep.imagine.calls import Calls
 
 ROLE_METHODS = frozenset(
-    "zero_grad step backward parameters named_parameters train eval unscale_ scale update state_dict load_state_dict no_sync "
-    "set_epoch cuda to cpu item detach float half bfloat16 get_scale append extend masked_fill numpy tolist clip_grad_norm_ "
-    "add_param_group requires_grad_ modules children buffers module items keys values get accumulate prepare "
-    "manual_backward optimizers lr_schedulers unwrap_model join register_comm_hook".split()
+    [
+        "accumulate",
+        "add_param_group",
+        "append",
+        "backward",
+        "bfloat16",
+        "buffers",
+        "children",
+        "clip_grad_norm_",
+        "cpu",
+        "cuda",
+        "detach",
+        "eval",
+        "extend",
+        "float",
+        "get",
+        "get_scale",
+        "half",
+        "item",
+        "items",
+        "join",
+        "keys",
+        "load_state_dict",
+        "lr_schedulers",
+        "manual_backward",
+        "masked_fill",
+        "module",
+        "modules",
+        "named_parameters",
+        "no_sync",
+        "numpy",
+        "optimizers",
+        "parameters",
+        "prepare",
+        "register_comm_hook",
+        "requires_grad_",
+        "scale",
+        "set_epoch",
+        "state_dict",
+        "step",
+        "to",
+        "tolist",
+        "train",
+        "unscale_",
+        "unwrap_model",
+        "update",
+        "values",
+        "zero_grad",
+    ]
 )
-LIGHTNING = frozenset({"optimizers", "lr_schedulers", "manual_backward", "clip_gradients", "log", "log_dict", "toggle_optimizer", "untoggle_optimizer"})
+LIGHTNING = frozenset(
+    {
+        "optimizers",
+        "lr_schedulers",
+        "manual_backward",
+        "clip_gradients",
+        "log",
+        "log_dict",
+        "toggle_optimizer",
+        "untoggle_optimizer",
+    }
+)
 
 
 def read(state: Calls, value: Value, name: str, node: ast.AST) -> Value:
@@ -102,7 +158,13 @@ def _of_thing(state: Calls, value: Thing, name: str, node: ast.AST) -> Value:
         return [{"lr": Unknown("lr", factors=frozenset({"lr"})), "params": _params(state, {*value.owners} or {value})}]
     if value.kind == "engine" and value.facts.get("model") is not None and name == "module":
         return value.facts["model"]
-    if value.kind in ("namespace", "parser") and name not in ("add_argument", "parse_args", "parse_known_args", "add_argument_group", "set_defaults"):
+    if value.kind in ("namespace", "parser") and name not in (
+        "add_argument",
+        "parse_args",
+        "parse_known_args",
+        "add_argument_group",
+        "set_defaults",
+    ):
         return Unknown(f"{value.name}.{name}")
     return Bound(value, name)
 
@@ -113,7 +175,15 @@ def _of_model(state: Calls, value: Thing, name: str, node: ast.AST) -> Value:
         return value.facts.get("module", inner)
     if name in ("training",):
         return value.training if value.training is not None else Unknown("training")
-    if name in ROLE_METHODS or name in ("forward", "apply", "compile", "share_memory", "gradient_checkpointing_enable", "double", "type"):
+    if name in ROLE_METHODS or name in (
+        "forward",
+        "apply",
+        "compile",
+        "share_memory",
+        "gradient_checkpointing_enable",
+        "double",
+        "type",
+    ):
         return Bound(value, name)
     if name in ("weight", "bias"):
         param = state.make("param", None)
@@ -188,7 +258,9 @@ def _of_unknown(state: Calls, value: Unknown, name: str) -> Value:
     if MAIN.search(name):
         made = Unknown(name, frozenset({"main"}))
     else:
-        made = Unknown(f"{value.name}.{name}", value.tags & {"data", "worker", "rank", "synced"}, owner=value.owner, loaders=value.loaders)
+        made = Unknown(
+            f"{value.name}.{name}", value.tags & {"data", "worker", "rank", "synced"}, owner=value.owner, loaders=value.loaders
+        )
         made.normal = value.normal
         if value.name in ("os.environ",):
             made = environment(name)

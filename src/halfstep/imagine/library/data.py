@@ -16,8 +16,19 @@ if TYPE_CHECKING:
 
 Args = list[Value]
 Kwargs = dict[str, Value]
-_LOADER = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory", "drop_last",
-           "timeout", "worker_init_fn")
+_LOADER = (
+    "dataset",
+    "batch_size",
+    "shuffle",
+    "sampler",
+    "batch_sampler",
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "drop_last",
+    "timeout",
+    "worker_init_fn",
+)
 
 
 def _loader(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
@@ -26,7 +37,7 @@ def _loader(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) 
     sampler = settled(given.get("sampler"))
     shuffle = given.get("shuffle")
     inner = dataset.thing if isinstance(dataset, Instance) else dataset if isinstance(dataset, Thing) else None
-    facts = {
+    facts: dict[str, Value] = {
         "sampler": sampler,
         "batch_sampler": settled(given.get("batch_sampler")),
         "shuffle": state.truth(shuffle, node) if shuffle is not None else False,
@@ -115,14 +126,14 @@ def _quietly(state: Calls, job: Value, arguments: Args, node: ast.AST) -> None:
 def _sampler(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     name = path.rsplit(".", 1)[-1]
     given = {**dict(zip(("dataset", "num_replicas", "rank", "shuffle", "seed", "drop_last"), args, strict=False)), **kwargs}
-    return state.make(
-        "sampler",
-        node,
-        distributed=name == "DistributedSampler",
-        shuffle=given.get("shuffle", True) is not False,
-        drop_last=given.get("drop_last", False) is True,
-        **{"class": name, "inner": settled(args[0]) if args else None},
-    )
+    facts: dict[str, Value] = {
+        "distributed": name == "DistributedSampler",
+        "shuffle": given.get("shuffle", True) is not False,
+        "drop_last": given.get("drop_last", False) is True,
+        "class": name,
+        "inner": settled(args[0]) if args else None,
+    }
+    return state.make("sampler", node, **facts)
 
 
 def _dataset(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
@@ -206,8 +217,13 @@ TABLE: dict[str, Callable[..., Value]] = {
     "random.Random": _generator,
 }
 """Handlers by path."""
-PATTERNS = (
-    (re.compile(r"(^|\.)(DistributedSampler|RandomSampler|SequentialSampler|WeightedRandomSampler|SubsetRandomSampler|BatchSampler)$"), _sampler),
+PATTERNS: tuple[tuple[re.Pattern[str], Callable[..., Value]], ...] = (
+    (
+        re.compile(
+            r"(^|\.)(DistributedSampler|RandomSampler|SequentialSampler|WeightedRandomSampler|SubsetRandomSampler|BatchSampler)$"
+        ),
+        _sampler,
+    ),
     (re.compile(r"^torch\.utils\.data\.\w*(Dataset|Subset)$"), _dataset),
     (re.compile(r"^torchvision\.datasets\.\w+"), _dataset),
 )

@@ -15,8 +15,23 @@ if TYPE_CHECKING:
 
 Args = list[Value]
 Kwargs = dict[str, Value]
-COLLECTIVES = ("all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "barrier", "reduce_scatter", "all_to_all",
-               "all_gather_into_tensor", "all_gather_object", "broadcast_object_list", "monitored_barrier", "reduce_scatter_tensor", "gather_object")
+COLLECTIVES = (
+    "all_reduce",
+    "reduce",
+    "broadcast",
+    "all_gather",
+    "gather",
+    "scatter",
+    "barrier",
+    "reduce_scatter",
+    "all_to_all",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "broadcast_object_list",
+    "monitored_barrier",
+    "reduce_scatter_tensor",
+    "gather_object",
+)
 
 
 def _init(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
@@ -53,8 +68,8 @@ def _ddp(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> 
         promoted = state.promote(unknown, "model")
         assert isinstance(promoted, Thing)
         inner = promoted
-    kind = "ddp" if path.endswith("DistributedDataParallel") or path.endswith("DDP") else "parallel"
-    facts = {
+    kind = "ddp" if path.endswith(("DistributedDataParallel", "DDP")) else "parallel"
+    facts: dict[str, Value] = {
         "inner": inner,
         "wrapper": kind,
         "device_ids": kwargs.get("device_ids", args[1] if len(args) > 1 else None),
@@ -78,7 +93,9 @@ def _set_device(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: s
 def _spawn(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     func = args[0] if args else kwargs.get("fn")
     given = settled(kwargs.get("args", args[1] if len(args) > 1 else ()))
-    return state.call(func, [Unknown("rank", frozenset({"rank"})), *(given if isinstance(given, (tuple, list)) else [])], {}, node)
+    return state.call(
+        func, [Unknown("rank", frozenset({"rank"})), *(given if isinstance(given, (tuple, list)) else [])], {}, node
+    )
 
 
 def _available(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
@@ -119,5 +136,5 @@ TABLE: dict[str, Callable[..., Value]] = {
     **{f"torch.distributed.{name}": _collective for name in COLLECTIVES},
 }
 """Handlers by path."""
-PATTERNS = ((re.compile(r"(^|\.)FullyShardedDataParallel$"), _ddp),)
+PATTERNS: tuple[tuple[re.Pattern[str], Callable[..., Value]], ...] = ((re.compile(r"(^|\.)FullyShardedDataParallel$"), _ddp),)
 """Handlers by pattern of the path."""

@@ -45,7 +45,9 @@ PATTERNS: tuple[tuple[re.Pattern[str], Handler], ...] = (
     *frameworks.PATTERNS,
     *tensors.PATTERNS,
 )
-MAIN = re.compile(r"is_(main|master|primary|global_zero|rank_zero|local_main|world_process_zero|first)|rank_?zero|on_main|main_process", re.I)
+MAIN = re.compile(
+    r"is_(main|master|primary|global_zero|rank_zero|local_main|world_process_zero|first)|rank_?zero|on_main|main_process", re.I
+)
 MODEL = re.compile(
     r"(^|[._])(model|net|network|encoder|decoder|backbone|generator|discriminator|critic|actor|policy|unet|vae|student|teacher|netg|netd|net_g|net_d|g|d)(_?\w{0,6})?$",
     re.I,

@@ -23,8 +23,7 @@ def _framework(kind: str) -> Callable[..., Value]:
     def handler(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
         steps = settled(kwargs.get("gradient_accumulation_steps", 1 if kind == "accelerator" else None))
         window = steps if isinstance(steps, int) and steps > 1 else ACCUMULATION if isinstance(steps, Unknown) else 1
-        made = state.make("framework", node, framework=kind, window=window, count=0, sync=True)
-        return made
+        return state.make("framework", node, framework=kind, window=window, count=0, sync=True)
 
     return handler
 
@@ -113,7 +112,7 @@ def _dtype(model: Thing) -> str | None:
 
 def _clip(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
     params = [a for a in args if isinstance(settled(a), (Thing, list, tuple)) or model_of(a) is not None]
-    owners, whole, gone = params_of(state, params)
+    owners, _whole, gone = params_of(state, params)
     if thing.facts.get("framework") == "accelerator":
         thing.facts["clipped"] = True
     if thing.facts.get("sync", True) or not thing.facts.get("inside"):
@@ -234,7 +233,7 @@ def _things(value: Value, depth: int = 0) -> list[Thing]:
 
 TABLE: dict[str, Callable[..., Value]] = {"deepspeed.initialize": _deepspeed}
 """Handlers by path."""
-PATTERNS = (
+PATTERNS: tuple[tuple[re.Pattern[str], Callable[..., Value]], ...] = (
     (re.compile(r"(^|\.)Accelerator$"), _framework("accelerator")),
     (re.compile(r"^lightning(_fabric)?(\.\w+)*\.Fabric$"), _framework("fabric")),
 )

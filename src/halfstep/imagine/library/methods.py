@@ -63,7 +63,11 @@ def call_thing(state: Calls, value: Thing, args: Args, kwargs: Kwargs, node: ast
         return state.forward(value, args, kwargs, node)
     if value.kind == "engine":
         model = value.facts.get("model")
-        return state.forward(model, args, kwargs, node) if model is not None else blend(state, "engine()", [*args, *kwargs.values()], node)
+        return (
+            state.forward(model, args, kwargs, node)
+            if model is not None
+            else blend(state, "engine()", [*args, *kwargs.values()], node)
+        )
     if value.kind == "criterion":
         return tensor_methods.criterion(state, value, args, kwargs, node)
     if value.kind == "native scaler":
@@ -90,7 +94,9 @@ def _role(value: Unknown, name: str, args: Args) -> str | None:
     if name == "backward":
         return "tensor" if not args else None
     if name == "step":
-        return "scheduler" if SCHEDULER.search(text) else "optimizer" if re.search(r"opt|(^|[._])(adam|sgd)", text, re.I) else None
+        return (
+            "scheduler" if SCHEDULER.search(text) else "optimizer" if re.search(r"opt|(^|[._])(adam|sgd)", text, re.I) else None
+        )
     if name == "zero_grad":
         return "model" if re.search(r"model|net", text, re.I) else "optimizer"
     if name in ("parameters", "named_parameters", "no_sync", "eval", "train", "requires_grad_", "half", "bfloat16", "modules"):
@@ -98,7 +104,15 @@ def _role(value: Unknown, name: str, args: Args) -> str | None:
     if name == "set_epoch":
         return "sampler"
     if name == "state_dict":
-        return "scheduler" if SCHEDULER.search(text) else "optimizer" if "opt" in text else "scaler" if SCALER.search(text) else "model"
+        return (
+            "scheduler"
+            if SCHEDULER.search(text)
+            else "optimizer"
+            if "opt" in text
+            else "scaler"
+            if SCALER.search(text)
+            else "model"
+        )
     if name in ("to", "cuda") and re.search(r"(^|[._])(model|net|network|backbone|encoder|decoder)$", text, re.I):
         return "model"
     return None
@@ -122,8 +136,14 @@ def _on_unknown(state: Calls, value: Unknown, name: str, args: Args, kwargs: Kwa
         return [("key", element)] if name == "items" else ["key"] if name == "keys" else [element]
     if name == "get" and args and isinstance(args[0], str):
         child = value.children.get(f"[{args[0]!r}]")
-        return child if child is not None else hinted(args[0], Unknown(f"{value.name}[{args[0]!r}]", value.tags, loaders=value.loaders))
-    child = value.children.setdefault(f".{name}", Unknown(f"{value.name}.{name}", value.tags, owner=value.owner, loaders=value.loaders))
+        return (
+            child
+            if child is not None
+            else hinted(args[0], Unknown(f"{value.name}[{args[0]!r}]", value.tags, loaders=value.loaders))
+        )
+    child = value.children.setdefault(
+        f".{name}", Unknown(f"{value.name}.{name}", value.tags, owner=value.owner, loaders=value.loaders)
+    )
     return call_unknown(state, child, args, kwargs, node) if isinstance(child, Unknown) else state.call(child, args, kwargs, node)
 
 
@@ -243,7 +263,9 @@ def _on_dict(state: Calls, value: dict[Value, Value], name: str, args: Args, kwa
     if name == "copy":
         return dict(value)
     if name == "to":
-        return {k: tensor_methods.call(state, v, "to", args, kwargs, node) if isinstance(v, Tensor) else v for k, v in value.items()}
+        return {
+            k: tensor_methods.call(state, v, "to", args, kwargs, node) if isinstance(v, Tensor) else v for k, v in value.items()
+        }
     return None
 
 

@@ -189,7 +189,9 @@ def say_step(state: Calls, optimizer: Thing, scaler: Thing | None, closure: bool
     """An optimizer steps."""
     half = tuple(m for m in optimizer.owners if _dtype(m) == "float16")
     bf16 = tuple(m for m in optimizer.owners if _dtype(m) == "bfloat16")
-    state.emit(Step, node, optimizer=optimizer, scaler=scaler, closure=closure, region=state.region, half_params=half, bf16_params=bf16)
+    state.emit(
+        Step, node, optimizer=optimizer, scaler=scaler, closure=closure, region=state.region, half_params=half, bf16_params=bf16
+    )
 
 
 def _dtype(model: Thing) -> str | None:

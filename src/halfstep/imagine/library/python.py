@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from halfstep.events.vocabulary import HostRead, MemoryFlush, RacyRead, Report, Seed
+from halfstep.events.vocabulary import HostRead, MemoryFlush, RacyRead, Seed
 from halfstep.imagine.naming import hinted
 from halfstep.imagine.state import Raised
 from halfstep.imagine.values import (
@@ -22,6 +22,7 @@ from halfstep.imagine.values import (
     Module,
     Partial,
     Ratio,
+    Scope,
     Stream,
     Tensor,
     Thing,
@@ -297,7 +298,10 @@ def _getattr(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str)
     if value is None:
         return args[2] if len(args) > 2 else Unknown("getattr")
     if len(args) > 2 and isinstance(value, Unknown) and f".{name}" not in value.children and args[2] is not None:
-        return hinted(name, args[2] if isinstance(args[2], (int, float)) and not isinstance(args[2], bool) else state.getattr(value, name, node))
+        return hinted(
+            name,
+            args[2] if isinstance(args[2], (int, float)) and not isinstance(args[2], bool) else state.getattr(value, name, node),
+        )
     return state.getattr(value, name, node)
 
 
@@ -323,7 +327,7 @@ def _print(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -
 
 
 def _super(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    scope = state.scope
+    scope: Scope | None = state.scope
     while scope is not None and "\0class" not in scope.names:
         scope = scope.outer
     made = state.make("context", None, what="super")
@@ -383,8 +387,12 @@ def _math(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) ->
         tags = tags_of(value)
         if isinstance(value, (int, float)) and "scale" not in tags:
             return getattr(math, name)(value)
-        return Unknown(f"{name}({getattr(value, 'name', 'value')})", tags | {"data"}, normal=name == "isfinite",
-                       loaders=getattr(value, "loaders", frozenset()))
+        return Unknown(
+            f"{name}({getattr(value, 'name', 'value')})",
+            tags | {"data"},
+            normal=name == "isfinite",
+            loaders=getattr(value, "loaders", frozenset()),
+        )
     if isinstance(value, (int, float)) and len(args) == 1 and hasattr(math, name):
         try:
             return tagged(getattr(math, name)(value), tags_of(value))
@@ -403,7 +411,9 @@ def _collect(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str)
 def _seed(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     value = args[0] if args else next(iter(kwargs.values()), None)
     tags = tags_of(value)
-    known = not tags & {"rank", "worker", "data"} and not (isinstance(value, Unknown) and "seed" in value.name and "()" in value.name)
+    known = not tags & {"rank", "worker", "data"} and not (
+        isinstance(value, Unknown) and "seed" in value.name and "()" in value.name
+    )
     state.emit(Seed, node, constant=known and value is not None, in_worker=state.in_worker)
     return None
 

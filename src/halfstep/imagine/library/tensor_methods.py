@@ -18,7 +18,22 @@ Args = list[Value]
 Kwargs = dict[str, Value]
 HOST_READS = {"item", "tolist", "numpy"}
 IN_PLACE_WRITES = {"lerp_", "mul_", "copy_", "add_", "sub_", "div_", "clamp_", "zero_", "fill_", "data.copy_"}
-SAME = {"contiguous", "view", "reshape", "squeeze", "unsqueeze", "flatten", "transpose", "permute", "expand", "clone", "requires_grad_", "chunk", "split", "t"}
+SAME = {
+    "contiguous",
+    "view",
+    "reshape",
+    "squeeze",
+    "unsqueeze",
+    "flatten",
+    "transpose",
+    "permute",
+    "expand",
+    "clone",
+    "requires_grad_",
+    "chunk",
+    "split",
+    "t",
+}
 
 
 def call(state: Calls, value: Tensor, name: str, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
@@ -73,7 +88,11 @@ def _edit_gradient(state: Calls, value: Tensor, name: str, args: Args, node: ast
         return value
     by = settled(args[0]) if args else None
     divides = name == "div_" or (name == "mul_" and isinstance(by, float) and by < 1)
-    divisor = Divisor(float(by) if isinstance(by, (int, float)) and name == "div_" else None, tags_of(by), state.place(node)) if divides else None
+    divisor = (
+        Divisor(float(by) if isinstance(by, (int, float)) and name == "div_" else None, tags_of(by), state.place(node))
+        if divides
+        else None
+    )
     training.edit_gradients(state, set(value.models), divisor, node)
     return value
 
@@ -101,7 +120,16 @@ def _move(state: Calls, value: Tensor, name: str, args: Args, kwargs: Kwargs, no
     return moved
 
 
-_DTYPES = {"float16": "half", "bfloat16": "bfloat", "float32": "float", "float64": "float", "long": "int", "int64": "int", "int": "int", "bool": "bool"}
+_DTYPES = {
+    "float16": "half",
+    "bfloat16": "bfloat",
+    "float32": "float",
+    "float64": "float",
+    "long": "int",
+    "int64": "int",
+    "int": "int",
+    "bool": "bool",
+}
 
 
 def criterion(state: Calls, value: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:

@@ -17,10 +17,45 @@ if TYPE_CHECKING:
 Args = list[Value]
 Kwargs = dict[str, Value]
 
-MATMUL = {"matmul", "mm", "bmm", "einsum", "linear", "conv1d", "conv2d", "conv3d", "addmm", "baddbmm", "scaled_dot_product_attention", "chain_matmul", "mv"}
+MATMUL = {
+    "matmul",
+    "mm",
+    "bmm",
+    "einsum",
+    "linear",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "addmm",
+    "baddbmm",
+    "scaled_dot_product_attention",
+    "chain_matmul",
+    "mv",
+}
 REDUCTIONS = {"sum", "mean", "norm", "var", "std", "cumsum", "pow", "square", "prod", "logsumexp"}
-CAST_UP = {"softmax", "log_softmax", "exp", "log", "pow", "sum", "norm", "cumsum", "prod", "square", "cross_entropy", "nll_loss", "mse_loss", "l1_loss",
-           "kl_div", "smooth_l1_loss", "layer_norm", "logsumexp", "cosine_similarity", "normalize", "binary_cross_entropy_with_logits"}
+CAST_UP = {
+    "softmax",
+    "log_softmax",
+    "exp",
+    "log",
+    "pow",
+    "sum",
+    "norm",
+    "cumsum",
+    "prod",
+    "square",
+    "cross_entropy",
+    "nll_loss",
+    "mse_loss",
+    "l1_loss",
+    "kl_div",
+    "smooth_l1_loss",
+    "layer_norm",
+    "logsumexp",
+    "cosine_similarity",
+    "normalize",
+    "binary_cross_entropy_with_logits",
+}
 ROOTS = {"log", "sqrt", "rsqrt", "reciprocal", "log2", "log10"}
 LARGEST_HALF = 65504.0
 LOSS_NAMES = re.compile(r"(_loss|cross_entropy|binary_cross_entropy\w*|kl_div|_error)$")
@@ -58,7 +93,22 @@ def _typed(state: Calls, made: Tensor, first: Tensor, name: str, inputs: Args, k
         made.reduction = "sum" if made.grad else made.reduction
         if not made.grad and ("mask" in first.name or first.dtype == "bool" or "mask" in first.tags):
             made.tags |= {"count"}
-    elif name in ("argmax", "argmin", "argsort", "eq", "ne", "gt", "lt", "ge", "le", "isfinite", "isnan", "isinf", "bincount", "nonzero"):
+    elif name in (
+        "argmax",
+        "argmin",
+        "argsort",
+        "eq",
+        "ne",
+        "gt",
+        "lt",
+        "ge",
+        "le",
+        "isfinite",
+        "isnan",
+        "isinf",
+        "bincount",
+        "nonzero",
+    ):
         made.grad, made.dtype, made.models = False, "bool" if name[0] in "isegnl" else "int", frozenset()
         made.reduction = None
     elif name in ("sigmoid", "sigmoid_"):
@@ -83,8 +133,12 @@ def _function(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str
         return loss(state, name, args, kwargs, node)
     if name in ("isfinite", "isnan", "isinf"):
         value = settled(args[0]) if args else None
-        return Unknown(f"{name}({_name(value)})", tags_of(value) | {"data"}, normal=name == "isfinite",
-                       loaders=getattr(value, "loaders", frozenset()))
+        return Unknown(
+            f"{name}({_name(value)})",
+            tags_of(value) | {"data"},
+            normal=name == "isfinite",
+            loaders=getattr(value, "loaders", frozenset()),
+        )
     if name == "dropout":
         state.emit(RandomDraw, node)
     return apply(state, name, args, kwargs, node)
@@ -130,7 +184,8 @@ def _module(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) 
 def layer(state: Calls, node: ast.AST, name: str, args: Args, kwargs: Kwargs) -> Thing:
     """A module of torch.nn."""
     parts = [settled(a) for a in (args[0].values() if args and isinstance(args[0], dict) else args)]
-    made = state.make("model", node, **{"class": name})
+    facts: dict[str, Value] = {"class": name}
+    made = state.make("model", node, **facts)
     if name == "Sequential":
         made.facts["layers"] = parts
         for part in parts:
@@ -225,8 +280,38 @@ def _item_like(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: st
 
 
 TABLE: dict[str, Callable[..., Value]] = {
-    **{f"torch.{n}": _random for n in ("rand", "randn", "randint", "randperm", "normal", "rand_like", "randn_like", "bernoulli", "multinomial", "randint_like")},
-    **{f"torch.{n}": _fresh for n in ("zeros", "ones", "empty", "full", "arange", "tensor", "as_tensor", "from_numpy", "linspace", "eye", "zeros_like", "ones_like")},
+    **{
+        f"torch.{n}": _random
+        for n in (
+            "rand",
+            "randn",
+            "randint",
+            "randperm",
+            "normal",
+            "rand_like",
+            "randn_like",
+            "bernoulli",
+            "multinomial",
+            "randint_like",
+        )
+    },
+    **{
+        f"torch.{n}": _fresh
+        for n in (
+            "zeros",
+            "ones",
+            "empty",
+            "full",
+            "arange",
+            "tensor",
+            "as_tensor",
+            "from_numpy",
+            "linspace",
+            "eye",
+            "zeros_like",
+            "ones_like",
+        )
+    },
     "torch.device": _device,
     "torch.autograd.grad": _autograd_grad,
     "numpy.asarray": _item_like,
@@ -235,7 +320,7 @@ TABLE: dict[str, Callable[..., Value]] = {
     "torch.jit.script": lambda s, n, a, k, p: a[0] if a else None,
 }
 """Handlers by path."""
-PATTERNS = (
+PATTERNS: tuple[tuple[re.Pattern[str], Callable[..., Value]], ...] = (
     (re.compile(r"^torch\.nn\.functional\.\w+$"), _function),
     (re.compile(r"^torch\.nn\.(utils\.)?[A-Z]\w*$"), _module),
     (re.compile(r"^torch\.(linalg\.|special\.)?[a-z]\w*$"), _function),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from halfstep.events.vocabulary import Clip, Divisor
 from halfstep.imagine.state import Reach
-from halfstep.imagine.values import NO_TAGS, Function, Instance, Tensor, Thing, Unknown, Value, model_of, settled, tags_of
+from halfstep.imagine.values import NO_TAGS, Function, Instance, Scope, Tensor, Thing, Unknown, Value, model_of, settled, tags_of
 
 if TYPE_CHECKING:
     from halfstep.imagine.calls import Calls
@@ -50,7 +50,8 @@ def _optimizer(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: st
     params = args[0] if args else kwargs.get("params")
     owners, _, _ = params_of(state, params)
     lr = kwargs.get("lr", args[1] if len(args) > 1 else None)
-    made = state.make("optimizer", node, lr=lr, **{"class": path.rsplit(".", 1)[-1]})
+    facts: dict[str, Value] = {"lr": lr, "class": path.rsplit(".", 1)[-1]}
+    made = state.make("optimizer", node, **facts)
     made.owners = owners
     if isinstance(settled(params), Unknown) and not owners:
         made.facts["unknown params"] = True
@@ -65,7 +66,9 @@ def _scheduler(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: st
     rest = args[1:]
     parts = [v for v in _flat([*rest, *kwargs.values()]) if isinstance(v, Thing) and v.kind == "scheduler"]
     facts = dict(zip(_PARAMETERS.get(name, ()), rest, strict=False)) | kwargs
-    made = state.make("scheduler", node, **{"class": name, "optimizer": optimizer, "args": facts, "site": state.stack[-1] if state.stack else None})
+    site = state.stack[-1] if state.stack else None
+    known: dict[str, Value] = {"class": name, "optimizer": optimizer, "args": facts, "site": site}
+    made = state.make("scheduler", node, **known)
     for part in parts:
         part.facts["part of"] = made
     if isinstance(optimizer, Thing):
@@ -110,7 +113,7 @@ def _horizon(state: Calls, name: str, facts: dict[str, Value], rest: Args) -> fr
 
 def _captured(function: Function) -> frozenset[str]:
     names = {n.id for n in ast.walk(function.node) if isinstance(n, ast.Name)}
-    scope = function.scope
+    scope: Scope | None = function.scope
     found = NO_TAGS
     while scope is not None and not scope.is_class and scope is not function.module.scope:
         for name in names & set(scope.names):
@@ -153,7 +156,9 @@ def _clip(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) ->
 def clip(state: Calls, params: Value, kind: str, node: ast.AST) -> Tensor:
     """Clip the gradients of parameters."""
     owners, whole, exhausted = params_of(state, params)
-    state.emit(Clip, node, optimizers=Reach(frozenset(owners)), kind=kind, exhausted=exhausted, partial=not whole and bool(owners))
+    state.emit(
+        Clip, node, optimizers=Reach(frozenset(owners)), kind=kind, exhausted=exhausted, partial=not whole and bool(owners)
+    )
     return Tensor(dtype="float", tags=frozenset({"data", "gradnorm"}), name="norm")
 
 
@@ -170,7 +175,8 @@ def _average(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str)
 def _pretrained(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     from halfstep.imagine.library.tensors import dtype_name
 
-    made = state.make("model", node, **{"class": path.rsplit(".", 1)[0]})
+    facts: dict[str, Value] = {"class": path.rsplit(".", 1)[0]}
+    made = state.make("model", node, **facts)
     dtype = dtype_name(kwargs.get("torch_dtype", kwargs.get("dtype")))
     if dtype in ("float16", "bfloat16"):
         made.dtype = dtype
@@ -191,12 +197,15 @@ TABLE: dict[str, Callable[..., Value]] = {
     "torch.nn.utils.clip_grads_with_norm_": _clip,
 }
 """Handlers by path."""
-PATTERNS = (
+PATTERNS: tuple[tuple[re.Pattern[str], Callable[..., Value]], ...] = (
     (re.compile(r"lr_scheduler\.[A-Z]\w+$"), _scheduler),
     (re.compile(r"(^|\.)get_(\w+_)?schedule(r)?(_with\w*)?$"), _scheduler),
     (re.compile(r"(^|\.)(AveragedModel|ModelEma\w*|EMA|ExponentialMovingAverage|EMAModel)$"), _average),
     (re.compile(r"^torch\.optim\.(\w+\.)?[A-Z]\w+$"), _optimizer),
-    (re.compile(r"(^|\.)(Fused)?(Adam\w*|SGD\w*|Lion\w*|LAMB|Lamb|Adafactor|Muon|Shampoo|SOAP|RAdam|Prodigy|AdEMAMix)$"), _optimizer),
+    (
+        re.compile(r"(^|\.)(Fused)?(Adam\w*|SGD\w*|Lion\w*|LAMB|Lamb|Adafactor|Muon|Shampoo|SOAP|RAdam|Prodigy|AdEMAMix)$"),
+        _optimizer,
+    ),
     (re.compile(r"(^|\.)(Auto\w*Model\w*|\w+For\w+|\w+Model|\w+Pipeline)\.from_(pretrained|config)$"), _pretrained),
     (re.compile(r"^torchvision\.models\.\w+"), _pretrained),
     (re.compile(r"(^|\.)(timm\.create_model|create_model|torch\.hub\.load)$"), _pretrained),

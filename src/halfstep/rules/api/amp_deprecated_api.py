@@ -13,7 +13,10 @@ CARD = Card(
     name="amp-deprecated-api",
     severity=Severity.STYLE,
     what="`torch.cuda.amp` names are deprecated.",
-    why='They warn on every construction since torch 2.4. `torch.amp.autocast("cuda", ...)` and `torch.amp.GradScaler("cuda", ...)` mean the same.',
+    why=(
+        'They warn on every construction since torch 2.4. `torch.amp.autocast("cuda", ...)` and '
+        '`torch.amp.GradScaler("cuda", ...)` mean the same.'
+    ),
     example="""\
 import torch
 

@@ -15,7 +15,7 @@ CARD = Card(
     name="sched-plateau-mode",
     severity=Severity.ERROR,
     what="`ReduceLROnPlateau` watches a metric in the wrong direction.",
-    why='With `mode="min"` (the default) a rising accuracy counts as no progress: the rate falls while the model improves.',
+    why=('With `mode="min"` (the default) a rising accuracy counts as no progress: the rate falls while the model improves.'),
     example="""\
 import torch
 from torch import nn

@@ -14,7 +14,10 @@ CARD = Card(
     name="amp-bce-under-autocast",
     severity=Severity.ERROR,
     what="`BCELoss` or `binary_cross_entropy` runs inside a CUDA autocast region.",
-    why="It is on autocast's list of unsafe operations and raises. Return logits and use the `with_logits` form, or leave autocast for the loss.",
+    why=(
+        "It is on autocast's list of unsafe operations and raises. Return logits and use the `with_logits` "
+        "form, or leave autocast for the loss."
+    ),
     example="""\
 import torch
 from torch import nn

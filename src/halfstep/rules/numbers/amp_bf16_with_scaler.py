@@ -14,7 +14,7 @@ CARD = Card(
     name="amp-bf16-with-scaler",
     severity=Severity.INFO,
     what="A loss scaler is enabled with bfloat16.",
-    why="bfloat16 has the range of FP32: scaling gains nothing, costs a check for inf per step, and may skip steps silently.",
+    why=("bfloat16 has the range of FP32: scaling gains nothing, costs a check for inf per step, and may skip steps silently."),
     example="""\
 import torch
 from torch import nn

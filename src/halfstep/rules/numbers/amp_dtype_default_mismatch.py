@@ -14,7 +14,9 @@ CARD = Card(
     name="amp-dtype-default-mismatch",
     severity=Severity.ERROR,
     what="Autocast is opened without the dtype that the configuration asks for.",
-    why="Without `dtype=` CUDA autocast runs FP16, also in the configuration that asks for bfloat16 and switches the scaler off.",
+    why=(
+        "Without `dtype=` CUDA autocast runs FP16, also in the configuration that asks for bfloat16 and switches the scaler off."
+    ),
     example="""\
 import torch
 from torch import nn

@@ -14,7 +14,7 @@ CARD = Card(
     name="amp-fp16-eps",
     severity=Severity.ERROR,
     what="A guard constant is too small for FP16.",
-    why="Constants below 6e-8 are zero in FP16: the division they guard is 0/0, which gives NaN. Compute this part in FP32.",
+    why=("Constants below 6e-8 are zero in FP16: the division they guard is 0/0, which gives NaN. Compute this part in FP32."),
     example="""\
 import torch
 from torch import nn

@@ -14,7 +14,7 @@ CARD = Card(
     name="amp-fp16-mask-overflow",
     severity=Severity.ERROR,
     what="A mask fill does not fit FP16.",
-    why="FP16 ends at 65504: filling with -1e9 raises, or gives -inf and rows of NaN. Use `torch.finfo(x.dtype).min`.",
+    why=("FP16 ends at 65504: filling with -1e9 raises, or gives -inf and rows of NaN. Use `torch.finfo(x.dtype).min`."),
     example="""\
 import torch
 from torch import nn

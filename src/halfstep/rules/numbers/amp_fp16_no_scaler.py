@@ -15,7 +15,7 @@ CARD = Card(
     name="amp-fp16-no-scaler",
     severity=Severity.ERROR,
     what="FP16 autocast is trained without loss scaling.",
-    why="Gradients below 3e-8 become zero in FP16 without a message, and the loss flattens. Use `GradScaler`, or bfloat16.",
+    why=("Gradients below 3e-8 become zero in FP16 without a message, and the loss flattens. Use `GradScaler`, or bfloat16."),
     example="""\
 import torch
 from torch import nn

@@ -14,7 +14,10 @@ CARD = Card(
     name="amp-gradpenalty-scaled",
     severity=Severity.ERROR,
     what="A gradient penalty is computed from gradients that are multiplied by the loss scale.",
-    why="`torch.autograd.grad` of a scaled output returns scaled gradients: the penalty is thousands of times too large and jumps with the scale.",
+    why=(
+        "`torch.autograd.grad` of a scaled output returns scaled gradients: the penalty is thousands of times"
+        " too large and jumps with the scale."
+    ),
     example="""\
 import torch
 from torch import nn

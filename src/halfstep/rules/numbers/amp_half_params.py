@@ -14,7 +14,10 @@ CARD = Card(
     name="amp-half-params",
     severity=Severity.ERROR,
     what="Parameters that are trained are stored in FP16.",
-    why="`GradScaler` refuses FP16 gradients; without it Adam's epsilon is 0 in FP16 and most updates are rounded away. Keep FP32 parameters and let autocast choose.",
+    why=(
+        "`GradScaler` refuses FP16 gradients; without it Adam's epsilon is 0 in FP16 and most updates are "
+        "rounded away. Keep FP32 parameters and let autocast choose."
+    ),
     example="""\
 import torch
 from torch import nn

@@ -14,7 +14,10 @@ CARD = Card(
     name="amp-loss-half-reduction",
     severity=Severity.ERROR,
     what="FP16 outputs leave autocast and are squared or summed in FP16.",
-    why="Outside the region operations run in the dtype of their inputs: sums beyond 65504 become inf and squares lose their precision. Cast with `.float()` first.",
+    why=(
+        "Outside the region operations run in the dtype of their inputs: sums beyond 65504 become inf and "
+        "squares lose their precision. Cast with `.float()` first."
+    ),
     example="""\
 import torch
 from torch import nn

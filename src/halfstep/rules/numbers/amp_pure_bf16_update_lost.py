@@ -14,7 +14,10 @@ CARD = Card(
     name="amp-pure-bf16-update-lost",
     severity=Severity.WARNING,
     what="Parameters stored in bfloat16 are trained with an ordinary optimizer.",
-    why="Updates smaller than 2^-9 of a weight are rounded away: norm weights hardly ever move. Keep FP32 parameters with autocast.",
+    why=(
+        "Updates smaller than 2^-9 of a weight are rounded away: norm weights hardly ever move. Keep FP32 "
+        "parameters with autocast."
+    ),
     example="""\
 import torch
 from torch import nn

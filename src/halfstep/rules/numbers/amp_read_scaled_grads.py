@@ -15,7 +15,10 @@ CARD = Card(
     name="amp-read-scaled-grads",
     severity=Severity.INFO,
     what="A loss or gradients are read while multiplied by the loss scale.",
-    why="What is logged is up to 65536 times too large and jumps with the scale. Log the loss before scaling, gradients after `unscale_`.",
+    why=(
+        "What is logged is up to 65536 times too large and jumps with the scale. Log the loss before scaling,"
+        " gradients after `unscale_`."
+    ),
     example="""\
 import torch
 from torch import nn

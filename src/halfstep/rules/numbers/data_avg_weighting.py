@@ -14,7 +14,10 @@ CARD = Card(
     name="data-avg-weighting",
     severity=Severity.WARNING,
     what="A sum of batch means is divided by the number of samples.",
-    why="The reported loss is too small by the batch size. Multiply each mean by its batch's size, or divide by the number of batches.",
+    why=(
+        "The reported loss is too small by the batch size. Multiply each mean by its batch's size, or divide "
+        "by the number of batches."
+    ),
     example="""\
 import torch
 from torch import nn

@@ -16,7 +16,7 @@ CARD = Card(
     name="data-no-shuffle",
     severity=Severity.WARNING,
     what="The training loader yields the samples in a fixed order.",
-    why="Every epoch sees the same batches; sorted data give batches of one class. Pass `shuffle=True` or a sampler.",
+    why=("Every epoch sees the same batches; sorted data give batches of one class. Pass `shuffle=True` or a sampler."),
     example="""\
 import torch
 from torch import nn

@@ -14,7 +14,7 @@ CARD = Card(
     name="data-nonblocking-d2h-race",
     severity=Severity.ERROR,
     what="A copy to the host that may not have arrived is read.",
-    why="`non_blocking=True` towards the CPU returns at once: what is read may be old memory. Drop it, or synchronise first.",
+    why=("`non_blocking=True` towards the CPU returns at once: what is read may be old memory. Drop it, or synchronise first."),
     example="""\
 import torch
 from torch import nn

@@ -14,7 +14,10 @@ CARD = Card(
     name="data-worker-rng",
     severity=Severity.ERROR,
     what="Data workers draw the same random numbers.",
-    why="A constant seed in `worker_init_fn`, or a generator kept in the data set, gives every worker the same draws, and the same again each epoch.",
+    why=(
+        "A constant seed in `worker_init_fn`, or a generator kept in the data set, gives every worker the "
+        "same draws, and the same again each epoch."
+    ),
     example="""\
 import torch
 from torch import nn

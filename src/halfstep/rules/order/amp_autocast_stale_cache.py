@@ -14,7 +14,10 @@ CARD = Card(
     name="amp-autocast-stale-cache",
     severity=Severity.ERROR,
     what="One autocast region spans optimizer steps.",
-    why="The low-precision copies of the weights are cached until the region closes: later forward passes use the old weights and the loss does not change.",
+    why=(
+        "The low-precision copies of the weights are cached until the region closes: later forward passes use"
+        " the old weights and the loss does not change."
+    ),
     example="""\
 import torch
 from torch import nn

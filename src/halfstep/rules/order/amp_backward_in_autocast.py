@@ -14,7 +14,10 @@ CARD = Card(
     name="amp-backward-in-autocast",
     severity=Severity.WARNING,
     what="The backward pass runs inside the autocast region.",
-    why="Backward ops of your own are cast down again, compiled backward passes differ, and the cache of cast weights lives longer. Autocast belongs around forward and loss.",
+    why=(
+        "Backward ops of your own are cast down again, compiled backward passes differ, and the cache of cast"
+        " weights lives longer. Autocast belongs around forward and loss."
+    ),
     example="""\
 import torch
 from torch import nn

@@ -15,7 +15,10 @@ CARD = Card(
     name="amp-clip-before-unscale",
     severity=Severity.ERROR,
     what="Gradients are clipped or rewritten while they are multiplied by the loss scale.",
-    why="The threshold is compared with gradients up to 65536 times too large, so nearly every update is shrunk to almost nothing (SGD), or clipping is always on (Adam).",
+    why=(
+        "The threshold is compared with gradients up to 65536 times too large, so nearly every update is "
+        "shrunk to almost nothing (SGD), or clipping is always on (Adam)."
+    ),
     example="""\
 import torch
 from torch import nn

@@ -14,7 +14,9 @@ CARD = Card(
     name="amp-closure-scaler",
     severity=Severity.ERROR,
     what="A closure is given to `scaler.step`.",
-    why="The scaler cannot run closures (LBFGS, SAM) and raises. Use bfloat16 without a scaler, or an optimizer without closure.",
+    why=(
+        "The scaler cannot run closures (LBFGS, SAM) and raises. Use bfloat16 without a scaler, or an optimizer without closure."
+    ),
     example="""\
 import torch
 from torch import nn

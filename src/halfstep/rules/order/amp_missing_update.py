@@ -15,7 +15,10 @@ CARD = Card(
     name="amp-missing-update",
     severity=Severity.ERROR,
     what="`scaler.update()` is missing on a path that unscaled or stepped.",
-    why="The scaler keeps the optimizer's state until `update()`: the next `unscale_` or `step` raises, and the scale never adapts.",
+    why=(
+        "The scaler keeps the optimizer's state until `update()`: the next `unscale_` or `step` raises, and "
+        "the scale never adapts."
+    ),
     example="""\
 import torch
 from torch import nn

@@ -15,7 +15,10 @@ CARD = Card(
     name="amp-scaler-multi-update",
     severity=Severity.ERROR,
     what="`scaler.update()` runs while another optimizer still waits for its step.",
-    why="If the first step overflowed, the second optimizer's gradients are divided by the new scale though they were multiplied by the old one.",
+    why=(
+        "If the first step overflowed, the second optimizer's gradients are divided by the new scale though "
+        "they were multiplied by the old one."
+    ),
     example="""\
 import torch
 from torch import nn

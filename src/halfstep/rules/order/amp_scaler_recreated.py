@@ -14,7 +14,7 @@ CARD = Card(
     name="amp-scaler-recreated",
     severity=Severity.WARNING,
     what="A new loss scaler is made for every epoch or step.",
-    why="The learned scale is thrown away: the first steps of every epoch are skipped until it has settled again.",
+    why=("The learned scale is thrown away: the first steps of every epoch are skipped until it has settled again."),
     example="""\
 import torch
 from torch import nn

@@ -15,7 +15,10 @@ CARD = Card(
     name="amp-step-bypass",
     severity=Severity.ERROR,
     what="`optimizer.step()` is called on scaled gradients, or in addition to `scaler.step`.",
-    why="The learning rate is effectively multiplied by the scale and overflows are not skipped; in addition to `scaler.step` the same gradients are applied twice.",
+    why=(
+        "The learning rate is effectively multiplied by the scale and overflows are not skipped; in addition "
+        "to `scaler.step` the same gradients are applied twice."
+    ),
     example="""\
 import torch
 from torch import nn
@@ -66,7 +69,8 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         ):
             yield Found(
                 event.place,
-                f"`{event.optimizer.name}.step()` uses gradients multiplied by the loss scale; call `scaler.step({event.optimizer.name})`",
+                f"`{event.optimizer.name}.step()` uses gradients multiplied by "
+                f"the loss scale; call `scaler.step({event.optimizer.name})`",
             )
         elif not account.pending and account.step is not None and account.step.scaler is not None and account.held:
             fix = FixRequest("delete", event.place) if event.place else None

@@ -15,7 +15,7 @@ CARD = Card(
     name="amp-unscale-before-backward",
     severity=Severity.ERROR,
     what="`unscale_` runs before the backward pass whose gradients it should divide.",
-    why="The scaler marks the optimizer as unscaled, so the step uses gradients that are still multiplied by the scale.",
+    why=("The scaler marks the optimizer as unscaled, so the step uses gradients that are still multiplied by the scale."),
     example="""\
 import torch
 from torch import nn

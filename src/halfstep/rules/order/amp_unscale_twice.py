@@ -15,7 +15,10 @@ CARD = Card(
     name="amp-unscale-twice",
     severity=Severity.ERROR,
     what="`unscale_` is called again for gradients that were unscaled already.",
-    why="Before `update()` the scaler raises. With `update()` between, it is silent: what was accumulated is divided by the scale again and only the last micro-batch survives.",
+    why=(
+        "Before `update()` the scaler raises. With `update()` between, it is silent: what was accumulated is "
+        "divided by the scale again and only the last micro-batch survives."
+    ),
     example="""\
 import torch
 from torch import nn

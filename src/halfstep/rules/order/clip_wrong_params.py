@@ -14,7 +14,7 @@ CARD = Card(
     name="clip-wrong-params",
     severity=Severity.ERROR,
     what="The clip does not cover the parameters that the optimizer steps.",
-    why="A generator of parameters is empty after its first use, and a clip of one model leaves the others as they are.",
+    why=("A generator of parameters is empty after its first use, and a clip of one model leaves the others as they are."),
     example="""\
 import torch
 from torch import nn

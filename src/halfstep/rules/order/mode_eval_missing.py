@@ -15,7 +15,7 @@ CARD = Card(
     name="mode-eval-missing",
     severity=Severity.WARNING,
     what="A model is validated in training mode.",
-    why="Dropout is on and batch normalisation learns from the validation data. Call `eval()` before and `train()` after.",
+    why=("Dropout is on and batch normalisation learns from the validation data. Call `eval()` before and `train()` after."),
     example="""\
 import torch
 from torch import nn

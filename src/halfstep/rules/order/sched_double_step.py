@@ -60,6 +60,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             if before is not None and before.place != event.place and not (before.argument or event.argument):
                 yield Found(
                     event.place,
-                    f"`{event.scheduler.name}` was already moved for this step (line {before.place.line if before.place else '?'})",
+                    f"`{event.scheduler.name}` was already moved for this step "
+                    f"(line {before.place.line if before.place else '?'})",
                 )
             last[event.scheduler] = event

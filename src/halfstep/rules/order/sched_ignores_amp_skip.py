@@ -15,7 +15,10 @@ CARD = Card(
     name="sched-ignores-amp-skip",
     severity=Severity.INFO,
     what="The scheduler also moves when the scaler skipped the step.",
-    why="During the first steps the scale is found by skipping: warm-up runs ahead of the optimizer. Compare the scale before and after `update()`.",
+    why=(
+        "During the first steps the scale is found by skipping: warm-up runs ahead of the optimizer. Compare "
+        "the scale before and after `update()`."
+    ),
     example="""\
 import torch
 from torch import nn

@@ -15,7 +15,10 @@ CARD = Card(
     name="sched-plateau-per-batch",
     severity=Severity.WARNING,
     what="`ReduceLROnPlateau` is stepped with every batch's loss.",
-    why="Batch losses are noisy: its patience is used up within one epoch and the rate falls to nothing. Step once an epoch with the validation loss.",
+    why=(
+        "Batch losses are noisy: its patience is used up within one epoch and the rate falls to nothing. Step"
+        " once an epoch with the validation loss."
+    ),
     example="""\
 import torch
 from torch import nn

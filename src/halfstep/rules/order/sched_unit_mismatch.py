@@ -15,7 +15,10 @@ CARD = Card(
     name="sched-unit-mismatch",
     severity=Severity.ERROR,
     what="A scheduler is sized in one unit and stepped in another.",
-    why="Sized in batches and stepped per epoch it hardly moves; sized in epochs and stepped per batch it is at its end within the first epoch.",
+    why=(
+        "Sized in batches and stepped per epoch it hardly moves; sized in epochs and stepped per batch it is "
+        "at its end within the first epoch."
+    ),
     example="""\
 import torch
 from torch import nn

@@ -14,7 +14,7 @@ CARD = Card(
     name="ddp-module-bypass",
     severity=Severity.ERROR,
     what="The loss is computed through the inner module of a DDP wrapper.",
-    why="Gradients are not averaged over the ranks: the replicas drift apart without a message. Call the wrapper.",
+    why=("Gradients are not averaged over the ranks: the replicas drift apart without a message. Call the wrapper."),
     example="""\
 import os
 

@@ -14,7 +14,7 @@ CARD = Card(
     name="ddp-no-sampler",
     severity=Severity.ERROR,
     what="A DDP model is trained from a loader that is not split over the ranks.",
-    why="With one seed all ranks see the same batches; otherwise their random batches overlap. Use `DistributedSampler`.",
+    why=("With one seed all ranks see the same batches; otherwise their random batches overlap. Use `DistributedSampler`."),
     example="""\
 import os
 

@@ -15,7 +15,7 @@ CARD = Card(
     name="ddp-no-sync-off-by-one",
     severity=Severity.ERROR,
     what="The micro-batch before the step is not synchronised.",
-    why="The step uses gradients of this rank alone: the replicas drift apart. Synchronise exactly where the step is.",
+    why=("The step uses gradients of this rank alone: the replicas drift apart. Synchronise exactly where the step is."),
     example="""\
 import os
 from contextlib import nullcontext

@@ -14,7 +14,7 @@ CARD = Card(
     name="ddp-same-seed",
     severity=Severity.WARNING,
     what="All ranks use the same seed for what they draw in training.",
-    why="Noise, dropout and augmentation are the same on all ranks. Add the rank to the seed after the model was built.",
+    why=("Noise, dropout and augmentation are the same on all ranks. Add the rank to the seed after the model was built."),
     example="""\
 import os
 

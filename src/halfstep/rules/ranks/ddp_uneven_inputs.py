@@ -14,7 +14,10 @@ CARD = Card(
     name="ddp-uneven-inputs",
     severity=Severity.ERROR,
     what="Ranks may have different numbers of batches.",
-    why="One rank ends its loader earlier, the others hang in its missing all-reduce. Drop or pad to equal counts, or use `model.join()`.",
+    why=(
+        "One rank ends its loader earlier, the others hang in its missing all-reduce. Drop or pad to equal "
+        "counts, or use `model.join()`."
+    ),
     example="""\
 import os
 

@@ -14,7 +14,7 @@ CARD = Card(
     name="ddp-unused-params",
     severity=Severity.ERROR,
     what="A DDP model has modules that its forward pass does not use.",
-    why="DDP waits for their gradients and raises in the second iteration. Remove them, or pass `find_unused_parameters=True`.",
+    why=("DDP waits for their gradients and raises in the second iteration. Remove them, or pass `find_unused_parameters=True`."),
     example="""\
 import os
 

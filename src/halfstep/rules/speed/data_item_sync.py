@@ -14,7 +14,10 @@ CARD = Card(
     name="data-item-sync",
     severity=Severity.PERF,
     what="The host waits for the device in every step.",
-    why="`.item()`, `.cpu()` or printing a tensor stops the host until the device has caught up. Collect on the device and read now and then.",
+    why=(
+        "`.item()`, `.cpu()` or printing a tensor stops the host until the device has caught up. Collect on "
+        "the device and read now and then."
+    ),
     example="""\
 import torch
 from torch import nn

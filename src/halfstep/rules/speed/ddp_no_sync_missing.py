@@ -15,7 +15,10 @@ CARD = Card(
     name="ddp-no-sync-missing",
     severity=Severity.PERF,
     what="Gradients are reduced over the ranks on every micro-batch of a window.",
-    why="Only the last micro-batch needs it: the rest of the traffic is wasted. Use `no_sync()` around forward and backward of the others.",
+    why=(
+        "Only the last micro-batch needs it: the rest of the traffic is wasted. Use `no_sync()` around "
+        "forward and backward of the others."
+    ),
     example="""\
 import os
 

@@ -15,7 +15,7 @@ CARD = Card(
     name="accum-clip-per-micro",
     severity=Severity.ERROR,
     what="Gradients are clipped after every micro-batch of a window.",
-    why="Clipping the partial sum distorts it: later micro-batches weigh more than earlier ones. Clip once, before the step.",
+    why=("Clipping the partial sum distorts it: later micro-batches weigh more than earlier ones. Clip once, before the step."),
     example="""\
 import torch
 from torch import nn

@@ -15,7 +15,7 @@ CARD = Card(
     name="accum-double-division",
     severity=Severity.ERROR,
     what="A loss is divided twice by the size of the window.",
-    why="The update is as many times too small. Divide in one place: here, in the caller, or in the framework.",
+    why=("The update is as many times too small. Divide in one place: here, in the caller, or in the framework."),
     example="""\
 import torch
 from torch import nn

@@ -15,7 +15,7 @@ CARD = Card(
     name="accum-no-loss-division",
     severity=Severity.ERROR,
     what="Mean losses of several micro-batches are added up without division.",
-    why="The update is as many times too large as the window has micro-batches; clipping and a retuned learning rate hide it.",
+    why=("The update is as many times too large as the window has micro-batches; clipping and a retuned learning rate hide it."),
     example="""\
 import torch
 from torch import nn

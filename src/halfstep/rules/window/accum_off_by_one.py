@@ -16,7 +16,10 @@ CARD = Card(
     name="accum-off-by-one",
     severity=Severity.ERROR,
     what="The first window has another size than the others.",
-    why="A zero-based index needs `(i + 1) % n == 0`, a one-based one `i % n == 0`: otherwise the first step comes after one micro-batch, or one early.",
+    why=(
+        "A zero-based index needs `(i + 1) % n == 0`, a one-based one `i % n == 0`: otherwise the first step "
+        "comes after one micro-batch, or one early."
+    ),
     example="""\
 import torch
 from torch import nn

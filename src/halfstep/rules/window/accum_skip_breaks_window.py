@@ -14,7 +14,7 @@ CARD = Card(
     name="accum-skip-breaks-window",
     severity=Severity.WARNING,
     what="Skipping a bad micro-batch also skips the window's step.",
-    why="The next window is twice as long and mixes stale gradients. Decide the boundary outside of what is skipped.",
+    why=("The next window is twice as long and mixes stale gradients. Decide the boundary outside of what is skipped."),
     example="""\
 import torch
 from torch import nn

@@ -15,7 +15,7 @@ CARD = Card(
     name="accum-tail-dropped",
     severity=Severity.WARNING,
     what="The micro-batches after the last full window never reach a step of their own.",
-    why="They are cleared at the next epoch's start, or leak into its first window. Step also on the last batch.",
+    why=("They are cleared at the next epoch's start, or leak into its first window. Step also on the last batch."),
     example="""\
 import torch
 from torch import nn

@@ -55,7 +55,9 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         return
     for optimizer in optimizers(trace):
         way = accumulation(trace, optimizer)
-        for window in windows(trace, optimizer) if way is not None and way.guarded else ():
+        if way is None or not way.guarded:
+            continue
+        for window in windows(trace, optimizer):
             for backward in window.backwards if window.step is not None and window.size < way.size else ():
                 if any(d.value == way.size for d in backward.divisors):
                     yield Found(backward.place, f"a window of {window.size} is divided by {way.size}")

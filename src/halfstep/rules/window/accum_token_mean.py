@@ -15,7 +15,10 @@ CARD = Card(
     name="accum-token-mean",
     severity=Severity.WARNING,
     what="Each micro-batch averages over its own valid tokens before the window's average.",
-    why="Micro-batches with few valid tokens count as much as full ones: the gradient is not that of the whole batch. Sum the token losses and divide by the window's token count.",
+    why=(
+        "Micro-batches with few valid tokens count as much as full ones: the gradient is not that of the "
+        "whole batch. Sum the token losses and divide by the window's token count."
+    ),
     example="""\
 import torch
 from torch import nn

@@ -15,7 +15,10 @@ CARD = Card(
     name="amp-update-per-microbatch",
     severity=Severity.ERROR,
     what="`scaler.update()` runs on micro-batches that do not step.",
-    why="With nothing checked it asserts; otherwise the scale may change while gradients of the old scale are pending, and the window mixes two scales.",
+    why=(
+        "With nothing checked it asserts; otherwise the scale may change while gradients of the old scale are"
+        " pending, and the window mixes two scales."
+    ),
     example="""\
 import torch
 from torch import nn

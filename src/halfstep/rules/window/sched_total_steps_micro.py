@@ -15,7 +15,10 @@ CARD = Card(
     name="sched-total-steps-micro",
     severity=Severity.WARNING,
     what="The scheduler's length counts micro-batches, but it moves once a window.",
-    why="The planned end is never reached: the learning rate does not decay as meant. Divide by the size of the window, rounded up.",
+    why=(
+        "The planned end is never reached: the learning rate does not decay as meant. Divide by the size of "
+        "the window, rounded up."
+    ),
     example="""\
 import torch
 from torch import nn
