@@ -28,8 +28,9 @@ def test_problem_1_a_scale_that_is_too_high_calibrates_itself_and_no_nan_reaches
     """The scale needs no `update()` that one could forget, and its history is in the ledger."""
     model = tiny_model()
     settings = ScalerSettings(init_scale=2.0**24)
-    engine = Engine(model, AdamW(model.parameters(), lr=0.01), loss=mean_loss, precision="fp16", scaler=settings)
-    updates = list(engine.updates(micro_batches(4), epochs=10))
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    engine = Engine(model, optimizer, loss=mean_loss, precision="fp16", accumulate=4, scaler=settings)
+    updates = list(engine.updates(micro_batches(4), epochs=40))
     first = next(number for number, update in enumerate(updates) if update.applied)
     assert first > 0
     assert {update.cause for update in updates[:first]} == {Cause.CALIBRATION}
