@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from contextlib import AbstractContextManager, nullcontext
-from typing import cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -11,28 +14,85 @@ from torch.nn.parallel import DistributedDataParallel
 
 from halfstep.config.choice import Choice
 from halfstep.distributed.group import Group
+from halfstep.errors import ModelError
 
 
-def wrap(module: nn.Module, group: Group, device: torch.device, *, late: bool) -> tuple[nn.Module, Choice[str]]:
-    """The model to call on several ranks, and when its gradients are reduced.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """A model on this rank, equal on all of them, whose gradients are reduced over the ranks once a window.
+
+    Attributes:
+        model: what to call: the user's model, or its DDP wrapper.
+        averaging: the DDP wrapper that averages gradients in a backward outside `without_sync`, bucket by bucket; None where they
+            are summed after the last backward, when it is known which parameters have any.
+        choice: when gradients are reduced, and why then.
+    """
+
+    model: nn.Module
+    averaging: DistributedDataParallel | None
+    choice: Choice[str]
+
+
+def replicate(model: nn.Module, group: Group, device: torch.device, *, late_because: str | None = None) -> Replica:
+    """Make the model equal on all ranks, and wrap it in DDP; every rank calls it.
 
     Buffers are not broadcast before each forward, so that a rank without data is not waited for; give rank 0's to all before
     evaluation and saving (`Group.broadcast_buffers`).
 
     Args:
-        module: the user's model, or DDP's wrapper of it.
-        late: leave the model as it is; gradients are reduced after the last backward.
+        model: the user's model, or DDP's wrapper of it, compiled or not.
+        group: all ranks.
+        device: where the model is.
+        late_because: why gradients cannot be reduced during backward; None where they can.
+
+    Raises:
+        ModelError: the user's DDP wrapper cannot be used with uneven ranks.
     """
     if group.alone:
-        return module, Choice(value="none", reason="one process")
-    if late:
-        group.equalise(module)
-        return module, Choice(value="after the last backward", reason="parameters may be unused in some micro-batches")
+        return Replica(model=model, averaging=None, choice=Choice(value="not at all", reason="one process"))
+    ddp = ddp_in(model)
+    if ddp is not None:
+        _check(ddp, group)
+        if ddp.find_unused_parameters:
+            late_because = late_because or "the DDP wrapper that was given looks for unused parameters"
+    if late_because is not None:
+        group.equalise(unwrap(model))
+        return Replica(model=model, averaging=None, choice=Choice(value="after the last backward", reason=late_because))
+    if ddp is None:
+        group.broadcast_buffers(unwrap(model))
+        model = ddp = _wrapped(model, device)
     choice = Choice(value="during the last backward", reason="once a window, overlapped with backward by DDP")
-    if isinstance(module, DistributedDataParallel):
-        return module, choice
-    devices = None if device.type in ("cpu", "mps") else [device]
-    return DistributedDataParallel(module, device_ids=devices, broadcast_buffers=False, gradient_as_bucket_view=True), choice
+    return Replica(model=model, averaging=ddp, choice=choice)
+
+
+def _wrapped(model: nn.Module, device: torch.device) -> DistributedDataParallel:
+    settings: dict[str, Any] = {"device_ids": None if device.type == "cpu" else [device], "gradient_as_bucket_view": True}
+    known = inspect.signature(DistributedDataParallel).parameters
+    renamed = "forward_sync_buffers" in known  # in torch 2.13, where the old name warns
+    settings["forward_sync_buffers" if renamed else "broadcast_buffers"] = False
+    return DistributedDataParallel(model, **settings)
+
+
+def _check(ddp: DistributedDataParallel, group: Group) -> None:
+    cure = "Give the engine the model itself, which it wraps"
+    if ddp.process_group.size() != group.size:
+        raise ModelError(f"The DDP wrapper averages over {ddp.process_group.size()} ranks, and the run has {group.size}. {cure}.")
+    if ddp.static_graph:
+        raise ModelError(f"The DDP wrapper has a static graph, with which a rank without data would hang the others. {cure}.")
+    if ddp.broadcast_buffers and any(True for _ in ddp.module.buffers()):
+        raise ModelError(
+            "The DDP wrapper broadcasts buffers before each forward, and would wait for ever for a rank without data. "
+            f"{cure}, or tell DDP not to (`broadcast_buffers=False`)."
+        )
+
+
+def ddp_in(model: nn.Module) -> DistributedDataParallel | None:
+    """The DDP wrapper that is the model, or that was compiled into it."""
+    while not isinstance(model, DistributedDataParallel):
+        if not hasattr(model, "_orig_mod"):
+            return None
+        model = cast(nn.Module, model._orig_mod)
+    return model
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -48,6 +108,35 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def without_sync(model: nn.Module) -> AbstractContextManager[None]:
     """A context around forward and backward in which gradients stay on their rank."""
-    if isinstance(model, DistributedDataParallel):
-        return cast(AbstractContextManager[None], model.no_sync())
-    return nullcontext()
+    ddp = ddp_in(model)
+    return nullcontext() if ddp is None else cast(AbstractContextManager[None], ddp.no_sync())
+
+
+def conclude_reduction(ddp: DistributedDataParallel) -> None:
+    """See that DDP has reduced all gradients, after a backward in which it should have; every rank calls it.
+
+    After the first such backward DDP sorts its buckets anew, with a broadcast, in the next forward: which a rank without data
+    would not run. This makes it do so now; it is the call that DDP's forward begins with, and is free afterwards.
+
+    Raises:
+        ModelError: some parameters had no gradient in that backward, so that DDP still waits for them.
+    """
+    try:
+        ddp.reducer._rebuild_buckets()
+    except RuntimeError as error:
+        if "finished reduction in the prior iteration" not in str(error):
+            raise
+        raise ModelError(_unfinished(ddp, str(error))) from None
+
+
+def _unfinished(ddp: DistributedDataParallel, told: str) -> str:
+    """The sentence for what DDP says in a page; it numbers the trainable parameters."""
+    indices = re.search(r"did not receive grad for rank (\d+): ([\d ]+)", told)
+    names = [name for name, parameter in ddp.module.named_parameters() if parameter.requires_grad]
+    missing = [f"`{names[int(i)]}`" for i in indices[2].split()] if indices else []
+    which = f"{', '.join(missing[:3])}{' and others' if len(missing) > 3 else ''}" if missing else "Some parameters"
+    rank = f" on rank {indices[1]}" if indices else ""
+    return (
+        f"{which} took no part in the last micro-batch of a window{rank}, so that the gradients could not be reduced during its "
+        "backward. Give the engine `find_unused_parameters=True`, or freeze what is not trained."
+    )

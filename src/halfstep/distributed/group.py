@@ -6,7 +6,8 @@ Every method that talks to other ranks must be called by all of them, in the sam
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,12 +15,12 @@ import torch
 import torch.distributed as dist
 
 from halfstep._compat import accelerator_device
+from halfstep.distributed.buckets import copy_from_first, sum_over_ranks
 from halfstep.distributed.env import World, world
+from halfstep.distributed.failure import explain
+from halfstep.errors import DeviceError
 
 Item = TypeVar("Item")
-
-BUCKET_BYTES = 25 * 2**20
-"""Gradients are reduced in flat buckets of about this size, DDP's own default."""
 
 
 def local_device() -> torch.device:
@@ -49,15 +50,16 @@ class Group:
 
     Args:
         place: this process and its world.
-        control: a gloo group of its own for small agreements between the hosts, so that they and the gradients' reductions need
-            no common order.
+        control: a gloo group of its own for small agreements between the hosts. Some of them run ahead of the gradients'
+            reductions (whether anybody has data left), so that the two need no common order.
+        device: where this rank computes.
     """
 
-    def __init__(self, place: World, control: Any = None) -> None:
+    def __init__(self, place: World, control: Any = None, device: torch.device | None = None) -> None:
         self.rank, self.size = place.rank, place.size
         self.alone = place.size == 1
         """Whether there is no other rank."""
-        self._control = control
+        self._control, self._device = control, device
 
     def start_sum(self, tensor: torch.Tensor) -> Pending:
         """Start to sum `tensor` over the ranks, in place, on the device's own backend."""
@@ -89,84 +91,85 @@ class Group:
         return total / weight if weight else float("nan")
 
     def from_first(self, item: Item) -> Item:
-        """Rank 0's item, a small picklable object, on every rank."""
+        """Rank 0's item, a small picklable object, on every rank.
+
+        It goes over the device's own backend: ranks may have cast different numbers of votes when they ask for it.
+        """
         if self.alone:
             return item
         box = [item]
-        dist.broadcast_object_list(box, src=0, group=self._control)
+        dist.broadcast_object_list(box, src=0, device=None if dist.get_backend() == "gloo" else self._device)
         return box[0]
 
     def broadcast_buffers(self, module: torch.nn.Module) -> None:
         """Give every rank the buffers of rank 0 (running statistics of batch norm, say)."""
-        if self.alone:
-            return
-        for buffer in module.buffers():
-            dist.broadcast(buffer, src=0)
+        if not self.alone:
+            copy_from_first(module.buffers())
 
     def equalise(self, module: torch.nn.Module) -> None:
         """Give every rank the parameters and buffers of rank 0."""
-        for parameter in module.parameters():
-            dist.broadcast(parameter.detach(), src=0)
-        self.broadcast_buffers(module)
+        if not self.alone:
+            copy_from_first(module.parameters())
+            copy_from_first(module.buffers())
 
     def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Sum `.grad` over the ranks; a gradient that no rank has stays None, one that some have is zero elsewhere."""
         if self.alone:
             return
-        has = self.start_max([float(p.grad is not None) for p in parameters]).wait().tolist()
+        has = self.max(*(float(p.grad is not None) for p in parameters))
         wanted = [p for p, present in zip(parameters, has, strict=True) if present]
         for p in wanted:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
-        for bucket in _buckets([p.grad for p in wanted if p.grad is not None]):
-            _sum_flat(bucket)
+        sum_over_ranks(p.grad for p in wanted if p.grad is not None)
 
     def barrier(self) -> None:
         """Wait for all ranks."""
         if not self.alone:
             dist.barrier(group=self._control)
 
+    def explain(self, error: Exception) -> None:
+        """Note for the other ranks why this one fails; where another failed first, raise what it noted.
+
+        Raises:
+            RunStopped: another rank failed first.
+        """
+        if not self.alone:
+            explain(error, self.rank)
+
 
 def connect(device: torch.device) -> Group:
     """Join the ranks that `torchrun` started; the group ends with the process.
 
     Uses the process group that exists, or starts one with the backend of `device` (NCCL, XCCL, gloo).
+
+    Raises:
+        DeviceError: there are several ranks, and torch connects none on this device.
     """
     place = world()
     if dist.is_available() and dist.is_initialized():
         place = World(rank=dist.get_rank(), size=dist.get_world_size())
-    elif place.size > 1:
-        _start(device)
     if place.size == 1:
         return Group(place)
-    return Group(place, dist.new_group(backend="gloo"))
+    if device.type == "mps":
+        raise DeviceError(
+            f"{place.size} ranks were started with the model on MPS, for which torch has no process group. "
+            "Start one process, or put the model on the CPU."
+        )
+    if not dist.is_initialized():
+        _start(device)
+    return Group(place, dist.new_group(backend="gloo"), device)
 
 
 def _start(device: torch.device) -> None:
-    if device.type not in ("cpu", "mps"):
-        torch.accelerator.set_device_index(device.index or 0)
+    if device.type != "cpu":
+        torch.get_device_module(device).set_device(device)
     dist.init_process_group(dist.get_default_backend_for_device(device))
     atexit.register(_end)
 
 
 def _end() -> None:
-    if dist.is_initialized():
+    """Leave the group, unless this process fails: NCCL would then wait for collectives that the others are not in."""
+    fails = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if dist.is_initialized() and (dist.get_backend() == "gloo" or fails is None):
         dist.destroy_process_group()
-
-
-def _buckets(gradients: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    bucket: list[torch.Tensor] = []
-    for gradient in gradients:
-        if bucket and (bucket[0].dtype != gradient.dtype or sum(g.nbytes for g in bucket) >= BUCKET_BYTES):
-            yield bucket
-            bucket = []
-        bucket.append(gradient)
-    if bucket:
-        yield bucket
-
-
-def _sum_flat(bucket: list[torch.Tensor]) -> None:
-    flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
-    dist.all_reduce(flat)
-    for gradient, part in zip(bucket, torch.split(flat, [g.numel() for g in bucket]), strict=True):
-        gradient.copy_(part.view_as(gradient))

@@ -43,25 +43,56 @@ class ShardSampler(Sampler[int]):
     def _order(self) -> list[int]:
         if not self._shuffle:
             return list(range(self._num_samples))
-        generator = torch.Generator().manual_seed(hash((self._seed, self._epoch)) % 2**63)
+        generator = torch.Generator().manual_seed((self._seed * 1_000_003 + self._epoch) % 2**63)
         return torch.randperm(self._num_samples, generator=generator).tolist()
 
 
-def share_out(loader: Any, rank: int, world_size: int) -> tuple[Any, Choice[str]]:
-    """The loader of this rank's part, where the loader would give every rank everything; else the loader as it is."""
-    if not isinstance(loader, DataLoader):
-        return loader, Choice(value="as given", reason="not a DataLoader: it must yield this rank's part")
-    if isinstance(loader.dataset, IterableDataset):
-        return loader, Choice(value="as given", reason="an IterableDataset must yield this rank's part itself")
-    if type(loader.batch_sampler) is not BatchSampler or type(loader.sampler) not in (RandomSampler, SequentialSampler):
-        return loader, Choice(value="as given", reason=f"the loader brings its own {type(loader.sampler).__name__}")
+def share_out(loader: Any, rank: int, world_size: int, *, seed: int) -> tuple[Any, Choice[str]]:
+    """The loader of this rank's part, where the loader would give every rank everything; else the loader as it is.
+
+    Args:
+        loader: what the user gave.
+        rank: number of this rank.
+        world_size: number of ranks.
+        seed: decides the permutations of a shuffled loader; equal on all ranks.
+    """
+    if because := _why_not(loader):
+        return loader, Choice(value="as given", reason=because)
     shuffle = isinstance(loader.sampler, RandomSampler)
-    sampler = ShardSampler(len(loader.dataset), rank, world_size, shuffle=shuffle)  # type: ignore[arg-type]
-    reason = f"every {world_size}th sample of one {'permutation' if shuffle else 'order'} for each rank, none repeated or lost"
+    sampler = ShardSampler(len(loader.dataset), rank, world_size, shuffle=shuffle, seed=seed)
+    order = f"permutation an epoch (seed {seed})" if shuffle else "order"
+    reason = f"each rank takes its turn among {world_size} in one {order}; no sample is repeated or lost"
     return _with_sampler(loader, sampler), Choice(value="shared out", reason=reason)
 
 
+def seed_of(loader: Any) -> int:
+    """What would have decided a loader's order: the seed of its generator, or torch's own."""
+    generator = getattr(loader, "generator", None)
+    return int(generator.initial_seed() if isinstance(generator, torch.Generator) else torch.initial_seed())
+
+
+def _why_not(loader: Any) -> str | None:
+    """Why a loader is taken to yield its rank's part as it is; None where it does not."""
+    yields = "it must yield this rank's part"
+    if type(loader) is not DataLoader:
+        return f"a {type(loader).__name__} is no plain DataLoader: {yields}"
+    if isinstance(loader.dataset, IterableDataset):
+        return f"its data set is iterable: {yields}"
+    if loader.batch_sampler is not None and (loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler):
+        return f"it brings its own batch sampler, a {type(loader.batch_sampler).__name__}: {yields}"
+    if type(loader.sampler) not in (RandomSampler, SequentialSampler):
+        return f"it brings its own sampler, a {type(loader.sampler).__name__}: {yields}"
+    if isinstance(loader.sampler, RandomSampler) and (loader.sampler.replacement or loader.sampler._num_samples is not None):
+        return f"it draws its samples by itself (`replacement` or `num_samples`): {yields}"
+    return None
+
+
 def _with_sampler(loader: DataLoader[Any], sampler: ShardSampler) -> DataLoader[Any]:
+    settings: dict[str, Any] = {} if loader.prefetch_factor is None else {"prefetch_factor": loader.prefetch_factor}
+    if getattr(loader, "pin_memory_device", ""):
+        settings["pin_memory_device"] = loader.pin_memory_device
+    if hasattr(loader, "in_order"):  # since torch 2.6
+        settings["in_order"] = loader.in_order
     return DataLoader(
         loader.dataset,
         batch_size=loader.batch_size,
@@ -74,7 +105,6 @@ def _with_sampler(loader: DataLoader[Any], sampler: ShardSampler) -> DataLoader[
         worker_init_fn=loader.worker_init_fn,
         multiprocessing_context=loader.multiprocessing_context,
         generator=loader.generator,
-        prefetch_factor=loader.prefetch_factor,
         persistent_workers=loader.persistent_workers,
-        pin_memory_device=loader.pin_memory_device,
+        **settings,
     )

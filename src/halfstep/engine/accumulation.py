@@ -8,20 +8,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from halfstep.config.choice import Choice
 from halfstep.distributed import Group
-from halfstep.distributed.ddp import without_sync
+from halfstep.distributed.ddp import Replica, conclude_reduction, without_sync
+from halfstep.distributed.group import Pending
 from halfstep.engine.batch import num_samples, to_device
-from halfstep.engine.halving import is_out_of_memory, next_parts, parts_of
+from halfstep.engine.halving import CURE, can_be_smaller, is_out_of_memory, next_parts, parts_of
 from halfstep.engine.loss import LossFunction, sum_and_weight
 from halfstep.engine.reading import Feed
 from halfstep.engine.window import Window
 from halfstep.errors import DeviceError
 
 PROBING_WINDOWS = 2
-"""On several ranks the first windows reduce gradients late, so that ranks can agree to halve before any reduction begins."""
+"""On several ranks the first windows reduce gradients late, so that all can agree to halve before any reduction begins.
+
+Later a rank halves alone, which the weights make right, unless its gradients are on their way to the others already.
+"""
 
 _Kept = list[tuple[Any, bool]]
 
@@ -45,18 +48,20 @@ class Accumulation:
     """Runs the micro-batches of windows.
 
     Args:
-        model: the model to call, wrapped in DDP where there are several ranks.
+        replica: the model to call, and how its gradients are reduced.
         loss: the user's loss function.
         group: all ranks.
         device: where micro-batches are moved to.
         halve: whether micro-batches are halved when memory runs out.
     """
 
-    def __init__(self, model: nn.Module, loss: LossFunction | None, group: Group, device: torch.device, *, halve: bool) -> None:
-        self._model, self._loss, self._group, self._device = model, loss, group, device
+    def __init__(self, replica: Replica, loss: LossFunction | None, group: Group, device: torch.device, *, halve: bool) -> None:
+        self._model, self._averaging = replica.model, replica.averaging
+        self._loss, self._group, self._device = loss, group, device
         self._moves = device.type != "cpu"
         self._halve = halve
         self._windows_done = 0
+        self._is_averaging = False
         self.parts = 1
         """In how many parts each micro-batch of the loader is computed."""
 
@@ -80,28 +85,47 @@ class Accumulation:
             DeviceError: memory ran out and nothing smaller can be tried.
         """
         kept: _Kept = []
+        sums: Pending | None = None
         probing = self._halve and not self._group.alone and self._windows_done < PROBING_WINDOWS
-        averaged = everyone and not probing and not self._group.alone
+        averaged = everyone and not probing and self._averaging is not None
         while True:
             window = new_window()
-            if not self._ran_out(window, feed, kept, averaged=averaged, probing=probing):
+            window.global_sums = sums
+            if not self._runs_out(window, feed, kept, averaged=averaged, probing=probing):
                 break
+            sums = None if probing else window.global_sums
             clear()
-            self.parts = next_parts([batch for batch, _ in kept], self.parts)
             feed, kept = iter(kept), []
-        self._windows_done += 1
+        if averaged and self._averaging is not None:
+            conclude_reduction(self._averaging)
+        self._windows_done += window.is_weighed
         return Accumulated(window=window, batches=[batch for batch, _ in kept], averaged=averaged)
 
-    def _ran_out(self, window: Window, feed: Feed, kept: _Kept, *, averaged: bool, probing: bool) -> bool:
-        """Whether memory ran out on any rank that takes part in the decision; `kept` then holds the whole feed."""
+    def _runs_out(self, window: Window, feed: Feed, kept: _Kept, *, averaged: bool, probing: bool) -> bool:
+        """Whether memory ran out, so that the window must be computed again in smaller parts; `kept` is then the whole feed."""
         ran_out = self._attempt(window, feed, kept, averaged=averaged)
         if ran_out:
-            if not (self._halve and (probing or self._group.alone)):
+            if not self._halve or self._is_averaging:
                 raise DeviceError(self._out_of_memory())
             kept.extend(feed)
             _give_memory_back(self._device)
-        window.start_sums()
-        return self._group.max(float(ran_out))[0] > 0 if probing else ran_out
+        if probing:
+            window.start_sums()
+            return self._anybody_halves(kept, ran_out)
+        if ran_out:
+            self.parts = next_parts([batch for batch, _ in kept], self.parts)
+        else:
+            window.start_sums()
+        return ran_out
+
+    def _anybody_halves(self, kept: _Kept, ran_out: bool) -> bool:
+        """Whether memory ran out on any rank: all go on with smaller parts, for the others are near their limit too."""
+        stuck = ran_out and not can_be_smaller([batch for batch, _ in kept], self.parts)
+        anybody, stuck_rank = self._group.max(float(ran_out), self._group.rank + 1.0 if stuck else 0.0)
+        if stuck_rank:
+            raise DeviceError(f"Out of memory on rank {stuck_rank - 1:.0f} with micro-batches of one sample. {CURE}")
+        self.parts *= 2 if anybody else 1
+        return bool(anybody)
 
     def _attempt(self, window: Window, feed: Feed, kept: _Kept, *, averaged: bool) -> bool:
         """Compute what the feed gives; whether memory ran out on the way."""
@@ -125,7 +149,8 @@ class Accumulation:
         parts = parts_of(batch, self.parts)
         for number, (part, share) in enumerate(parts, 1):
             final = last and number == len(parts)
-            with nullcontext() if final and averaged else without_sync(self._model):
+            self._is_averaging = final and averaged
+            with nullcontext() if self._is_averaging else without_sync(self._model):
                 self._pass(window, part, share, final=final)
 
     def _pass(self, window: Window, part: Any, share: float, *, final: bool) -> None:
@@ -142,11 +167,12 @@ class Accumulation:
         window.run_backward(total)
 
     def _out_of_memory(self) -> str:
-        if self._group.alone or not self._halve:
+        if not self._halve:
             return "Out of memory in a micro-batch, and `halve_on_out_of_memory` is off. Use smaller micro-batches."
         return (
-            f"Out of memory on rank {self._group.rank} after the first {PROBING_WINDOWS} updates, when ranks can no longer agree "
-            "to halve. Use smaller micro-batches, or put the longest samples first so that the first updates find the size."
+            f"Out of memory on rank {self._group.rank} in the last micro-batch of a window, which cannot be computed again: its "
+            "backward reduces the gradients with the other ranks. Use smaller micro-batches, or put the longest samples first: "
+            f"in the first {PROBING_WINDOWS} updates the ranks look for a size that fits."
         )
 
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from halfstep.config.choice import Choice
 from halfstep.config.options import Precision, Tail, option
 from halfstep.distributed import connect
-from halfstep.distributed.ddp import unwrap, without_sync, wrap
+from halfstep.distributed.ddp import replicate, unwrap, without_sync
 from halfstep.engine.accumulation import Accumulation
 from halfstep.engine.arithmetic import Arithmetic
 from halfstep.engine.blocks import checkpoint_blocks
@@ -97,7 +97,10 @@ class Engine:
         self._made: dict[str, Choice[Any]] = {"finish": finish.choice}
         if checkpoint_activations:
             self._made["checkpoint_activations"] = checkpoint_blocks(self.module)
-        self.model, self._made["gradient_sync"] = wrap(model, self.group, self.device, late=find_unused_parameters)
+        late = _why_late(loss, find_unused=find_unused_parameters)
+        replica = replicate(model, self.group, self.device, late_because=late)
+        self._made["gradient_sync"] = replica.choice
+        self.model = replica.model
         """The model to call: the user's, or its DDP wrapper."""
         self._reader = Reader(accumulate, option(Tail, tail, name="tail"), self.group)
         self._plateaus = on_plateau(scheduler)
@@ -105,7 +108,7 @@ class Engine:
         self._performer = Performer(
             loss=loss,
             arithmetic=arithmetic,
-            accumulation=Accumulation(self.model, loss, self.group, self.device, halve=halve_on_out_of_memory),
+            accumulation=Accumulation(replica, loss, self.group, self.device, halve=halve_on_out_of_memory),
             finish=finish,
             settlement=Settlement(
                 module=self.module,
@@ -216,3 +219,10 @@ class Engine:
             return False
         self.settle()
         return self.ledger.applied >= max_updates
+
+
+def _why_late(loss: LossFunction | None, *, find_unused: bool) -> str | None:
+    """Why gradients cannot be reduced while the last backward runs; None where they can."""
+    if find_unused:
+        return "parameters may be unused in some micro-batches"
+    return "the caller runs the backwards, and any of them can be the last" if loss is None else None

@@ -10,6 +10,8 @@ import torch
 from halfstep.engine.batch import num_samples, split
 from halfstep.errors import DeviceError
 
+CURE = "Use a smaller model, shorter samples, `checkpoint_activations=True`, or a lower precision."
+
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether the device, or the host's allocator, had no memory for a tensor."""
@@ -32,10 +34,15 @@ def next_parts(batches: Sequence[Any], parts: int) -> int:
     Raises:
         DeviceError: the micro-batches are single samples already.
     """
-    largest = max((num_samples(batch) for batch in batches), default=1)
-    if parts >= largest:
-        raise DeviceError(
-            f"Out of memory with micro-batches of one sample ({largest} split in {parts}). Use a smaller model, shorter "
-            "samples, `checkpoint_activations=True`, or a lower precision."
-        )
+    if not can_be_smaller(batches, parts):
+        raise DeviceError(f"Out of memory with micro-batches of one sample ({_largest(batches)} split in {parts}). {CURE}")
     return parts * 2
+
+
+def can_be_smaller(batches: Sequence[Any], parts: int) -> bool:
+    """Whether more than `parts` parts would make any of the micro-batches smaller."""
+    return parts < _largest(batches)
+
+
+def _largest(batches: Sequence[Any]) -> int:
+    return max((num_samples(batch) for batch in batches), default=1)

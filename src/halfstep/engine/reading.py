@@ -10,7 +10,7 @@ from halfstep.config.choice import Choice
 from halfstep.config.options import Tail
 from halfstep.distributed import Group
 from halfstep.distributed.group import Pending
-from halfstep.distributed.sharing import share_out
+from halfstep.distributed.sharing import seed_of, share_out
 from halfstep.errors import DataError
 
 _END = object()
@@ -33,8 +33,10 @@ def read_ahead(batches: Iterable[Any]) -> Feed:
 
 
 def set_epoch(loader: Any, epoch: int) -> bool:
-    """Tell sampler, batch sampler and dataset which epoch begins; whether one of them listens."""
-    listeners = [loader, *(getattr(loader, name, None) for name in ("sampler", "batch_sampler", "dataset"))]
+    """Tell sampler, batch sampler (and its sampler) and dataset which epoch begins; whether one of them listens."""
+    parts = [getattr(loader, name, None) for name in ("sampler", "batch_sampler", "dataset")]
+    inner = getattr(parts[1], "sampler", None)
+    listeners = [loader, *parts, *([] if inner is parts[0] else [inner])]
     told = [listener.set_epoch(epoch) for listener in listeners if callable(getattr(listener, "set_epoch", None))]
     return bool(told)
 
@@ -73,7 +75,8 @@ class Reader:
     def _shared(self, loader: Iterable[Any]) -> Iterable[Any]:
         if self._group.alone:
             return loader
-        loader, self.choices["sampler"] = share_out(loader, self._group.rank, self._group.size)
+        seed = self._group.from_first(seed_of(loader))
+        loader, self.choices["sampler"] = share_out(loader, self._group.rank, self._group.size, seed=seed)
         return loader
 
     def _readings(self, loader: Iterable[Any], end: int | None) -> Iterator[Iterator[Any]]:

@@ -152,6 +152,11 @@ class Window:
         self.global_sums = self._group.start_sum(torch.stack(pair))
 
     @property
+    def is_weighed(self) -> bool:
+        """Whether any rank has counted anything yet, in this window or before."""
+        return self._reference.value is not None
+
+    @property
     def scale(self) -> Number:
         """The loss scale that backward ran under; 1.0 without one."""
         return 1.0 if self._scaler is None else self._scaler.scale

@@ -1,0 +1,50 @@
+"""When one rank fails, the others say which one and why.
+
+A rank that fails leaves a note in the store through which the ranks met, and ends. Its connections close, so that the others,
+which wait for it in some collective, get an error there; they look for the note and end with what it says. (On GPUs a collective
+may not notice; there the launcher ends the others, as torchrun does at once.)
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+
+from halfstep.errors import HalfstepError, RunStopped
+
+KEY = "halfstep/failure"
+LOST = ("Connection closed by peer", "Connection reset by peer")
+"""What gloo says when the process at the other end is gone."""
+
+
+def explain(error: Exception, rank: int) -> None:
+    """Note why this rank fails; or, where its error only comes of another rank's, raise what that one noted.
+
+    Raises:
+        RunStopped: another rank failed first.
+    """
+    first_rank, told = _first(rank, _sentence(error))
+    if isinstance(error, HalfstepError) or not isinstance(error, RuntimeError):
+        return
+    if first_rank != rank:
+        raise RunStopped(f"Rank {first_rank} failed, and with it the run: {told}") from error
+    if any(words in str(error) for words in LOST):
+        raise RunStopped(
+            "Another rank is gone without a word: killed, perhaps for want of memory, or ended early. "
+            "Look at what the other processes printed last, and at the system's log."
+        ) from error
+
+
+def _first(rank: int, told: str) -> tuple[int, str]:
+    """The note of the rank that failed first, which may be this one."""
+    from torch.distributed.distributed_c10d import _get_default_store  # only there where torch has process groups
+
+    with suppress(RuntimeError, ValueError):  # the store or the group has ended with the rank that held it
+        kept = _get_default_store().compare_set(KEY, "", json.dumps([rank, told]))
+        first_rank, told = json.loads(kept)
+        return int(first_rank), told
+    return rank, told
+
+
+def _sentence(error: Exception) -> str:
+    return str(error) if isinstance(error, HalfstepError) else f"{type(error).__name__}: {error}"
