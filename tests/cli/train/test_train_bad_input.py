@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Train
 from safetensors.torch import load_file, save_file
+from train_command import Train
 from transformers import LlamaConfig, LlamaForCausalLM
 
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from train_command import TEXT, Train, command, environment
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from conftest import TEXT, Train, command, environment
 from halfstep.train.corpus import Text, unigram_entropy
 
 
