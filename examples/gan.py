@@ -1,8 +1,8 @@
 """A GAN: two models, two optimizers, two engines, and backward called by hand in windows.
 
-The generator turns noise into points on a ring of eight clusters, the discriminator tells them from real ones. Each engine has its
-own loss scale, its own ledger and its own clipping; what the generator's loss leaves in the discriminator's gradients is cleared
-when the discriminator's next window opens.
+The generator turns noise into points on a ring of eight clusters, the discriminator tells them from real ones. Each engine has
+its own loss scale, its own ledger and its own clipping; what the generator's loss leaves in the discriminator's gradients is
+cleared when the discriminator's next window opens.
 
     python examples/gan.py
     python examples/gan.py --updates 10000 --width 256 --precision fp16
@@ -92,7 +92,7 @@ def main() -> None:
                 window.backward(softplus(-on_fake.float()).mean())
         made = window.update
 
-        if step == 1 or step % (args.updates // 5) == 0:
+        if step == 1 or step % max(1, args.updates // 5) == 0:
             with torch.no_grad():
                 clusters, near = covered(generator(noise(2000)).float().cpu())
             print(

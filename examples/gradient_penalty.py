@@ -82,12 +82,12 @@ def main() -> None:
     def noise(count: int = args.batch) -> Tensor:
         return torch.randn(count, NOISE, device=device)
 
-    for step in range(args.updates + 1):
-        if step % (args.updates // 5) == 0:
-            with torch.no_grad():
-                distance = sliced_distance(generator(noise(len(reference))).float().cpu(), reference)
-            slope = f"{norms.mean():.2f}" if step else "unknown"
-            print(f"update {step:4d}  distance to the real points {distance:.3f}  mean slope of the critic {slope}")
+    def distance() -> float:
+        with torch.no_grad():
+            return sliced_distance(generator(noise(len(reference))).float().cpu(), reference)
+
+    print(f"before training: distance to the real points {distance():.3f}")
+    for step in range(1, args.updates + 1):
         for _ in range(args.critic_updates):
             real = real_points(args.batch).to(device)
             with critic_engine.window() as window:
@@ -101,6 +101,8 @@ def main() -> None:
             with window.forward():
                 loss = -critic(generator(noise())).float().mean()
             window.backward(loss)
+        if step % max(1, args.updates // 5) == 0:
+            print(f"update {step:4d}  distance to the real points {distance():.3f}  mean slope of the critic {norms.mean():.2f}")
     skipped = critic_engine.ledger.causes() | generator_engine.ledger.causes()
     print(f"{critic_engine.ledger.applied} and {generator_engine.ledger.applied} updates; skipped: {skipped or 'none'}")
 
