@@ -133,8 +133,15 @@ class Engine:
 
         Raises:
             DataError: the loader yields nothing, or every label in it is masked.
-            RunStopped: the run cannot go on; the message says why.
+            RunStopped: the run cannot go on, here or on another rank; the message says why.
         """
+        try:
+            yield from self._updates(loader, epochs, max_updates)
+        except Exception as error:
+            self.group.explain(error)
+            raise
+
+    def _updates(self, loader: Iterable[Any], epochs: int | None, max_updates: int | None) -> Iterator[Update]:
         self.settle()
         before = len(self.ledger)
         for feed, everyone in self._reader.windows(loader, epochs):
@@ -150,10 +157,14 @@ class Engine:
     def update(self, micro_batches: Iterable[Any]) -> Update:
         """Make one update of these micro-batches; every rank calls it, with any number of them, some with none."""
         check_micro_batches(micro_batches)
-        feed = read_ahead(micro_batches)
-        first = next(feed, None)
-        everyone = require_any(micro_batches, self.group, has_some=first is not None)
-        return self._performer.perform(feed if first is None else chain([first], feed), everyone=everyone)
+        try:
+            feed = read_ahead(micro_batches)
+            first = next(feed, None)
+            everyone = require_any(micro_batches, self.group, has_some=first is not None)
+            return self._performer.perform(feed if first is None else chain([first], feed), everyone=everyone)
+        except Exception as error:
+            self.group.explain(error)
+            raise
 
     @contextmanager
     def window(self) -> Iterator[Window]:
@@ -165,7 +176,7 @@ class Engine:
             yield window
 
     def autocast(self) -> torch.autocast:
-        """The precision's autocast, for evaluation."""
+        """The precision's autocast, for evaluation; while "auto" is still open, every rank calls it."""
         self._performer.arithmetic.begin(None, None)
         return self._performer.arithmetic.policy.autocast()
 
@@ -181,7 +192,11 @@ class Engine:
         return average
 
     def settle(self) -> None:
-        """Wait until it is known whether the last update was applied, and move scheduler, EMA and counters."""
+        """Wait until it is known whether the last update was applied, and move scheduler, EMA and counters.
+
+        Raises:
+            RunStopped: its skip was one too many.
+        """
         self._performer.settlement.settle()
 
     @property
@@ -202,7 +217,7 @@ class Engine:
 
     def state_dict(self) -> dict[str, Any]:
         """What the engine itself must remember, as plain numbers; model, optimizer and scheduler have their own."""
-        self.settle()
+        self._performer.settlement.look()
         return {**state_of(self._performer), "epoch": self._reader.epoch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch.optim import Optimizer
 
 from halfstep.config.choice import Choice
-from halfstep.engine.update import Number
+from halfstep.engine.update import Number, as_scalar
 from halfstep.errors import ModelError
 from halfstep.precision.policy import HALF_DTYPES
 
@@ -120,7 +120,7 @@ class Finish:
     def _by_device(self, gradients: list[torch.Tensor], unit: Number) -> Outcome:
         norm = norm_on_device(gradients, self.device) * unit
         skipped = (~torch.isfinite(norm)).float()
-        multiplier = torch.as_tensor(unit, device=norm.device)
+        multiplier = as_scalar(unit, norm.device)
         if self._clip_norm is not None:
             multiplier = multiplier * (self._clip_norm / (norm + CLIP_EPSILON)).clamp(max=1.0)
         if self._fused and self._clip_value is None and not self._makes_momentum():

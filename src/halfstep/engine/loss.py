@@ -43,7 +43,8 @@ def sum_and_weight(result: Any, share: float = 1.0) -> tuple[torch.Tensor, float
     if len(result) != 2 or not isinstance(result[0], torch.Tensor):
         kinds = ", ".join(type(value).__name__ for value in result)
         raise ModelError(f"The loss function returned a tuple of ({kinds}); {_SHAPES}.")
-    return _checked(result[0]), _weight(result[1])
+    total = _checked(result[0])
+    return total, _weight(result[1], total.device)
 
 
 def check_total(weight: float) -> None:
@@ -69,12 +70,13 @@ def _checked(loss: torch.Tensor) -> torch.Tensor:
     return loss.reshape(()) if loss.dim() else loss
 
 
-def _weight(weight: Any) -> float | torch.Tensor:
+def _weight(weight: Any, device: torch.device) -> float | torch.Tensor:
     if isinstance(weight, (int, float)):
         if not 0 <= weight < math.inf:
             raise ModelError(f"The loss function returned the weight {weight}; {_COUNTS}.")
         return float(weight)
     if isinstance(weight, torch.Tensor) and weight.numel() == 1:
-        return weight.detach().reshape(()).to(torch.float32)
+        weight = weight.detach().reshape(()).to(torch.float32)
+        return weight if weight.device == device else float(weight)
     shape = f"shape {tuple(weight.shape)}" if isinstance(weight, torch.Tensor) else type(weight).__name__
     raise ModelError(f"The loss function returned a weight of {shape}; the weight is a number or a scalar tensor.")

@@ -65,8 +65,12 @@ class Performer:
         except BaseException:
             self.finish.clear()
             raise
-        window.start_sums()
-        window.ended_in(self._end(Accumulated(window=window, batches=(), averaged=False)))
+        try:
+            window.start_sums()
+            window.ended_in(self._end(Accumulated(window=window, batches=(), averaged=False)))
+        except Exception as error:
+            self.group.explain(error)
+            raise
 
     def _begin(self, feed: Feed) -> Feed:
         """Decide the precision on the first micro-batch, if it is still open."""
@@ -104,9 +108,9 @@ class Performer:
             grad_norm=outcome.grad_norm,
             scale=scale,
             weight=weight,
-            settle=self.settlement.settle,
+            settle=self.settlement.look,
         )
-        self.settlement.take(update, outcome, done.batches, self.arithmetic.scaler)
+        self.settlement.take(update, outcome, weight, done.batches, self.arithmetic.scaler)
         return update
 
     def _step(self, weight: Number, scale: Number, *, averaged: bool) -> Outcome:

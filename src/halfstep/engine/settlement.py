@@ -15,8 +15,9 @@ from halfstep.engine.finish import Outcome
 from halfstep.engine.ledger import Cause, Ledger
 from halfstep.engine.loss import check_total
 from halfstep.engine.stopping import Stop
-from halfstep.engine.update import Update
+from halfstep.engine.update import Number, Update, as_scalar
 from halfstep.engine.window import Window
+from halfstep.errors import HalfstepError
 from halfstep.precision.scaler import LossScaler
 
 
@@ -49,30 +50,34 @@ class Counters:
     samples: int = 0
 
 
-class Flag:
-    """A skip flag on its way from the device to the host; nobody waits for it before it is read."""
+class Verdict:
+    """Skip flag and weight of an update on their way from the device to the host; nobody waits for them before they are read.
 
-    __slots__ = ("_arrived", "_value")
+    They travel together, for reading the weight by itself would wait for all that the device has been given since.
+    """
 
-    def __init__(self, value: torch.Tensor) -> None:
-        self._value = value
+    __slots__ = ("_arrived", "_pair")
+
+    def __init__(self, skipped: torch.Tensor, weight: Number) -> None:
+        self._pair = torch.stack([skipped, as_scalar(weight, skipped.device)])
         self._arrived: torch.cuda.Event | None = None
-        if value.is_cuda:
-            self._value = torch.empty((), pin_memory=True).copy_(value, non_blocking=True)
+        if self._pair.is_cuda:
+            self._pair = torch.empty(2, pin_memory=True).copy_(self._pair, non_blocking=True)
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._arrived.record()
 
-    def read(self) -> bool:
-        """Whether the update was skipped."""
+    def read(self) -> tuple[bool, float]:
+        """Whether the update was skipped, and its weight."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        return bool(self._value)
+        skipped, weight = self._pair.tolist()
+        return bool(skipped), weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Open:
     update: Update
-    flag: Flag
+    verdict: Verdict
     batches: Sequence[Any]
     scaler: LossScaler | None
 
@@ -97,6 +102,7 @@ class Settlement:
     ledger: Ledger = field(default_factory=Ledger)
     counters: Counters = field(default_factory=Counters)
     _open: _Open | None = None
+    _stopped: HalfstepError | None = None
 
     @property
     def pending(self) -> int:
@@ -108,33 +114,45 @@ class Settlement:
         self.counters.micro_batches += window.micro_batches
         self.counters.samples += window.samples
 
-    def take(self, update: Update, outcome: Outcome, batches: Sequence[Any], scaler: LossScaler | None) -> None:
+    def take(self, update: Update, outcome: Outcome, weight: Number, batches: Sequence[Any], scaler: LossScaler | None) -> None:
         """Take over an update that was made; it is settled at once where its flag is on the host."""
         if isinstance(outcome.skipped, torch.Tensor):
-            self._open = _Open(update=update, flag=Flag(outcome.skipped), batches=batches, scaler=scaler)
+            verdict = Verdict(outcome.skipped, weight)
+            self._open = _Open(update=update, verdict=verdict, batches=batches, scaler=scaler)
         else:
-            self._conclude(update, outcome.skipped, batches, scaler)
+            self._conclude(update, outcome.skipped, update.weight, batches, scaler)
 
     def settle(self) -> None:
-        """Settle the open update, if there is one.
+        """Settle the open update, if there is one; every rank calls it, at the same place.
 
         Raises:
             RunStopped: its skip was one too many.
         """
-        if self._open is not None:
-            done, self._open = self._open, None
-            self._conclude(done.update, done.flag.read(), done.batches, done.scaler)
+        self.look()
+        if self._stopped is not None:
+            stopped, self._stopped = self._stopped, None
+            raise stopped
 
-    def _conclude(self, update: Update, skipped: bool, batches: Sequence[Any], scaler: LossScaler | None) -> None:
+    def look(self) -> None:
+        """Settle the open update, if there is one, as any rank may at any time: what stops the run waits for all to settle."""
+        if self._open is None:
+            return
+        done, self._open = self._open, None
+        skipped, weight = done.verdict.read()
+        try:
+            self._conclude(done.update, skipped, weight, done.batches, done.scaler)
+        except HalfstepError as error:
+            self._stopped = error
+
+    def _conclude(self, update: Update, skipped: bool, weight: float, batches: Sequence[Any], scaler: LossScaler | None) -> None:
         if skipped:
-            self._skipped(update, batches, scaler)
+            self._skipped(update, weight, batches, scaler)
         else:
-            self._applied(update)
+            self._applied(update, weight)
 
-    def _applied(self, update: Update) -> None:
-        weight = update.weight
+    def _applied(self, update: Update, weight: float) -> None:
         check_total(weight)
-        update.settled()
+        update.settled(weight)
         self.ledger.record(update)
         self.counters.weight += weight
         for scheduler in self.schedulers:
@@ -142,10 +160,10 @@ class Settlement:
         if self.ema is not None:
             self.ema.update_parameters(self.module)
 
-    def _skipped(self, update: Update, batches: Sequence[Any], scaler: LossScaler | None) -> None:
+    def _skipped(self, update: Update, weight: float, batches: Sequence[Any], scaler: LossScaler | None) -> None:
         calibrating = self.ledger.applied == 0
         cause, detail = cause_of_skip(self.module, batches, update, scaled=scaler is not None, calibrating=calibrating)
-        update.settled(cause, detail)
+        update.settled(weight, cause, detail)
         self.ledger.record(update)
         if self._is_one_too_many(cause, scaler):
             raise self.stop(update.entry, batches, skipped_in_a_row=self.ledger.skipped_in_a_row)

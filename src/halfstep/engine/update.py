@@ -12,6 +12,13 @@ Number = float | torch.Tensor
 """A host number, or a scalar tensor that is still on the device."""
 
 
+def as_scalar(number: Number, device: torch.device) -> torch.Tensor:
+    """The number as an FP32 scalar on `device`; a host number is filled in there, since to copy it would make the host wait."""
+    if isinstance(number, torch.Tensor):
+        return number.to(device, torch.float32, non_blocking=True)
+    return torch.full((), number, dtype=torch.float32, device=device)
+
+
 class Update:
     """What one update did. Reading a value waits for the device, if it has not arrived; not reading costs nothing.
 
@@ -110,9 +117,9 @@ class Update:
             micro_batches=self.micro_batches,
         )
 
-    def settled(self, cause: Cause | None = None, detail: str = "") -> None:
-        """Called once by the engine, when it is known whether the parameters moved."""
-        self._cause, self._detail, self._is_settled = cause, detail, True
+    def settled(self, weight: float, cause: Cause | None = None, detail: str = "") -> None:
+        """Called once by the engine, when it is known whether the parameters moved; `weight` has then arrived on the host."""
+        self._weight, self._cause, self._detail, self._is_settled = weight, cause, detail, True
 
     def __repr__(self) -> str:
         state = (self.skipped_because or "applied") if self._is_settled else "not known yet"

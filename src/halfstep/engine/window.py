@@ -12,7 +12,7 @@ import torch
 from halfstep.distributed import Group
 from halfstep.distributed.group import Pending
 from halfstep.engine.loss import sum_and_weight
-from halfstep.engine.update import Number, Update
+from halfstep.engine.update import Number, Update, as_scalar
 from halfstep.errors import ModelError
 from halfstep.precision.policy import HALF_DTYPES, WindowAutocast
 from halfstep.precision.scaler import LossScaler
@@ -148,8 +148,8 @@ class Window:
             return
         if not self.micro_batches:
             self._reference.fix(0.0)
-        pair = [torch.as_tensor(x, dtype=torch.float32, device=self._device) for x in (self.loss_sum, self.weight)]
-        self.global_sums = self._group.start_sum(torch.stack(pair))
+        pair = torch.stack([as_scalar(number, self._device) for number in (self.loss_sum, self.weight)])
+        self.global_sums = self._group.start_sum(pair)
 
     @property
     def is_weighed(self) -> bool:
