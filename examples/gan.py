@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections import Counter
 
 import torch
 from torch import Tensor, nn
@@ -99,8 +100,8 @@ def main() -> None:
                 f"update {step:5d}  discriminator {judged.loss:.3f}  generator {made.loss:.3f}  "
                 f"clusters covered: {clusters} of {CLUSTERS}, {near:.0%} of points near one"
             )
-    skipped = discriminator_engine.ledger.causes() | generator_engine.ledger.causes()
-    print(f"{discriminator_engine.ledger.applied} and {generator_engine.ledger.applied} updates; skipped: {skipped or 'none'}")
+    skipped = Counter(discriminator_engine.ledger.causes()) + Counter(generator_engine.ledger.causes())
+    print(f"{discriminator_engine.ledger.applied} and {generator_engine.ledger.applied} updates; skipped: {dict(skipped) or 'none'}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ must be computed under the loss scale, or it is lost to underflow, and be divide
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 
 import torch
 from torch import Tensor, nn
@@ -103,8 +104,8 @@ def main() -> None:
             window.backward(loss)
         if step % max(1, args.updates // 5) == 0:
             print(f"update {step:4d}  distance to the real points {distance():.3f}  mean slope of the critic {norms.mean():.2f}")
-    skipped = critic_engine.ledger.causes() | generator_engine.ledger.causes()
-    print(f"{critic_engine.ledger.applied} and {generator_engine.ledger.applied} updates; skipped: {skipped or 'none'}")
+    skipped = Counter(critic_engine.ledger.causes()) + Counter(generator_engine.ledger.causes())
+    print(f"{critic_engine.ledger.applied} and {generator_engine.ledger.applied} updates; skipped: {dict(skipped) or 'none'}")
 
 
 if __name__ == "__main__":
