@@ -18,7 +18,7 @@ from halfstep.imagine.edits import Editor, applied
 from halfstep.imagine.project import parse
 from halfstep.imagine.source import Source, decoded, files_under, read
 from halfstep.imagine.story import tell
-from halfstep.imagine.suppress import kept
+from halfstep.imagine.suppress import UNUSED, kept
 from halfstep.rules.judge import judge
 from halfstep.rules.settings import Settings, nearest, severity_of
 
@@ -50,6 +50,21 @@ class _Report:
     sources: dict[str, str] = field(default_factory=dict)
     files: int = 0
     changed: list[tuple[str, str, str]] = field(default_factory=list)
+    seen: set[tuple[str, str, int, int | None]] = field(default_factory=set)
+
+    def add(self, findings: list[Finding], path: str, text: str) -> None:
+        """Note findings once each, with the sources they lie in."""
+        for finding in findings:
+            key = (finding.rule, finding.path, finding.line, finding.cell)
+            if key not in self.seen:
+                self.seen.add(key)
+                self.findings.append(finding)
+                self.sources.setdefault(finding.path, text if finding.path == path else _text_of(finding.path))
+
+
+def _text_of(path: str) -> str:
+    source = read(Path(path), forced=True)
+    return source.text if source is not None else ""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -95,9 +110,7 @@ def _check_all(args: argparse.Namespace, settings: Settings, limit: Severity) ->
                 if not args.diff and source.path != args.stdin_filename:
                     Path(source.path).write_text(text, encoding="utf-8")
         found = check_source(replace(source, text=text), rules, settings)
-        report.findings += [f for f in found if f.severity.weight >= limit.weight]
-        if found:
-            report.sources[source.path] = text
+        report.add([f for f in found if f.severity.weight >= limit.weight], source.path, text)
     return report
 
 
@@ -130,7 +143,18 @@ def check_source(source: Source, rules: tuple[Rule, ...], settings: Settings) ->
     own = [_with_fix(f, editor, safety[f.rule]) for f in found if f.path == source.path]
     asked = frozenset(n for rule in rules for n in (rule.card.name, rule.card.code))
     left = kept(own, source.text, source.path, asked)
-    return sorted((_in_cell(f, source) for f in left), key=lambda f: (f.line, f.column, f.code))
+    here = sorted((_in_cell(f, source) for f in left), key=lambda f: (f.line, f.column, f.code))
+    return here + _elsewhere([f for f in found if f.path != source.path])
+
+
+def _elsewhere(findings: list[Finding]) -> list[Finding]:
+    """Findings in other files of the project that this source leads to, as far as those do not suppress them."""
+    left: list[Finding] = []
+    for path in dict.fromkeys(f.path for f in findings):
+        source = read(Path(path), forced=True)
+        mine = [replace(f, request=None) for f in findings if f.path == path]
+        left += [f for f in kept(mine, source.text if source else "", path, frozenset()) if f.rule != UNUSED]
+    return left
 
 
 def _with_fix(finding: Finding, editor: Editor, safety: Safety) -> Finding:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from halfstep.events.vocabulary import Divisor, Numeric
 from halfstep.imagine.state import State
 from halfstep.imagine.values import (
-    NO_TAGS,
     Count,
     Instance,
     Items,
@@ -48,7 +47,7 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[Value, Value], Value]] = {
 }
 MAX_NUMBER = 10**15
 FP16_SMALLEST = 6e-8
-"""Constants below become zero in FP16 (half of the smallest subnormal is 2^-25 = 2.98e-8; the taxonomy's bound is the subnormal)."""
+"""Constants below this are zero in FP16 (its smallest subnormal is 5.96e-8)."""
 
 
 def arithmetic(state: State, left: Value, op: ast.operator, right: Value, node: ast.BinOp) -> Value:
@@ -225,6 +224,3 @@ def compare_numbers(left: Value, op: ast.cmpop, right: Value) -> bool | None:
         return bool(COMPARISONS[type(op)](left, right))
     except (KeyError, TypeError):
         return None
-
-
-__all__ = ["NO_TAGS", "arithmetic", "check_half_reduction", "compare_numbers", "region_dtype", "say_small_guard"]

@@ -6,11 +6,11 @@ import ast
 import contextlib
 from collections.abc import Callable
 
-from halfstep.events.vocabulary import AutocastEnter, AutocastExit, Forward, NoSyncEnter, NoSyncExit
-from halfstep.imagine.arithmetic import region_dtype
+from halfstep.events.vocabulary import AutocastEnter, AutocastExit, NoSyncEnter, NoSyncExit
+from halfstep.imagine.forwards import Forwards
 from halfstep.imagine.library import attributes, externals, methods
 from halfstep.imagine.naming import hinted
-from halfstep.imagine.state import MAX_DEPTH, BreakLoop, ReturnValue, State
+from halfstep.imagine.state import MAX_DEPTH, BreakLoop, ReturnValue
 from halfstep.imagine.values import (
     NO_TAGS,
     Bound,
@@ -27,7 +27,6 @@ from halfstep.imagine.values import (
     Unknown,
     Value,
     derive,
-    model_of,
     settled,
     tags_of,
 )
@@ -36,7 +35,7 @@ MODULE_BASES = ("Module", "LightningModule", "PreTrainedModel", "ModelMixin", "S
 EMPTY = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
 
 
-class Calls(State):
+class Calls(Forwards):
     """Calls values and reads attributes."""
 
     def call(self, func: Value, args: list[Value], kwargs: dict[str, Value], node: ast.AST) -> Value:
@@ -230,84 +229,6 @@ class Calls(State):
             return self.forward(value.thing, args, kwargs, node)
         return externals.blend(self, f"{value.cls.name}()", [*args, *kwargs.values()], node)
 
-    def forward(self, model: Thing, args: list[Value], kwargs: dict[str, Value], node: ast.AST) -> Value:
-        """A model's forward pass, followed into the program's own `forward`."""
-        outermost = self.forwards == 0
-        if outermost:
-            self._say_forward(model, node)
-        self.forwards += 1
-        inside: Value = None
-        try:
-            inside = self._forward_of_program(model, args, kwargs, node)
-        finally:
-            self.forwards -= 1
-        parents = [v for v in attributes.flat([*args, *kwargs.values()]) if isinstance(v, Tensor)]
-        if isinstance(inside, (tuple, list, dict)) and inside:
-            return _stamped(self, inside, model, parents, outermost, node)
-        return self.output_of(model, inside, parents, outermost, node)
-
-    def _say_forward(self, model: Thing, node: ast.AST) -> None:
-        self.emit(
-            Forward,
-            node,
-            model=model,
-            training=model_training(model),
-            grad_enabled=self.grad_enabled,
-            wrapped=model.facts.get("wrapper") == "ddp",
-            region=self.region,
-            device=model_device(model),
-            mode_dependent=_holds(model, "mode_dependent"),
-            buffers=_holds(model, "buffers"),
-        )
-
-    def _forward_of_program(self, model: Thing, args: list[Value], kwargs: dict[str, Value], node: ast.AST) -> Value:
-        inner = model.facts.get("inner")
-        if isinstance(inner, Thing):
-            return self._forward_of_program(inner, args, kwargs, node)
-        parts = model.facts.get("layers")
-        if isinstance(parts, list):
-            value: Value = args[0] if args else None
-            for part in parts[:20]:
-                value = self.call(part, [value], {}, node)
-            return value
-        instance = model.facts.get("instance")
-        method = instance.cls.lookup("forward") if isinstance(instance, Instance) else None
-        if isinstance(method, Function):
-            model.facts["followed"] = True
-            return self.call_function(method, [instance, *args], kwargs, node)
-        return None
-
-    def output_of(self, model: Thing, inside: Value, parents: list[Tensor], outermost: bool, node: ast.AST) -> Tensor:
-        """The tensor that comes out of a model."""
-        inside = settled(inside)
-        base = inside if isinstance(inside, Tensor) else derive(*parents) if parents else Tensor()
-        dtype = base.dtype if isinstance(inside, Tensor) else region_dtype(self) or _param_dtype(model)
-        frozen = model.facts.get("frozen") is True
-        made = derive(
-            base,
-            grad=(self.grad_enabled and not frozen) or base.grad,
-            dtype=dtype,
-            models=base.models | ({model} if self.grad_enabled and not frozen else set()),
-            tags=base.tags | {"data"},
-        )
-        made.divisors = () if not isinstance(inside, Tensor) else base.divisors
-        if outermost and self.region is not None and self.region not in made.regions:
-            made.regions = (*made.regions, self.region)
-        if not self.grad_enabled:
-            made.grad, made.models = False, frozenset()
-        if outermost:
-            self._mark_distribution(model, made, node)
-        return made
-
-    def _mark_distribution(self, model: Thing, made: Tensor, node: ast.AST) -> None:
-        if model_training(model) is False:
-            made.eval_models |= {model}
-        if model.facts.get("wrapper") == "ddp":
-            made.ddp |= {model}
-            made.no_sync = bool(self.no_sync)
-        elif any(parent.facts.get("wrapper") == "ddp" for parent in model.family()) and self.grad_enabled:
-            made.bypassed = self.place(node)
-
     # --- methods and attributes ---
 
     def call_bound(self, bound: Bound, args: list[Value], kwargs: dict[str, Value], node: ast.AST) -> Value:
@@ -442,60 +363,3 @@ class Calls(State):
                 self.emit(AutocastExit, node, region=region)
 
         return leave
-
-
-def model_training(model: Thing) -> bool | None:
-    """Whether a model is in training mode, asking what it wraps and what it is part of."""
-    return model.training
-
-
-def model_device(model: Thing) -> str | None:
-    """Where a model's parameters are, if that was said."""
-    inner = model.facts.get("inner")
-    if model.device is None and isinstance(inner, Thing):
-        return model_device(inner)
-    return model.device
-
-
-def _holds(model: Thing, fact: str) -> bool | None:
-    """Whether a model or a part of it has this property; None where a part is unknown."""
-    known = model.facts.get(fact)
-    if isinstance(known, bool):
-        return known
-    inner = model.facts.get("inner")
-    if isinstance(inner, Thing):
-        return _holds(inner, fact)
-    instance = model.facts.get("instance")
-    if not isinstance(instance, Instance):
-        return None
-    children = [m for v in instance.attrs.values() for m in _models_in(v)]
-    answers = {_holds(child, fact) for child in children if child is not model}
-    own = fact == "buffers" and "register_buffer" in ast.unparse(instance.cls.node)
-    return True if own or True in answers else None if None in answers else False
-
-
-def _models_in(value: Value) -> list[Thing]:
-    values = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [value]
-    return [m for m in (model_of(v) for v in values[:30]) if m is not None]
-
-
-def _param_dtype(model: Thing) -> str | None:
-    return {"float16": "half", "bfloat16": "bfloat"}.get(model.dtype or "")
-
-
-def _stamped(state: Calls, inside: Value, model: Thing, parents: list[Tensor], outermost: bool, node: ast.AST) -> Value:
-    def stamp(value: Value) -> Value:
-        """Stamp."""
-        value = settled(value)
-        if isinstance(value, (Tensor, Unknown)) or value is None:
-            return state.output_of(model, value, parents, outermost, node)
-        return value
-
-    if isinstance(inside, dict):
-        return {key: stamp(item) for key, item in inside.items()}
-    return type(inside)([stamp(item) for item in inside]) if type(inside) in (list, tuple) else inside
-
-
-def model_or_none(value: Value) -> Thing | None:
-    """The model behind a value, if any."""
-    return model_of(value)

@@ -8,20 +8,16 @@ import contextlib
 import operator
 from collections.abc import Callable
 
-from halfstep.events.vocabulary import ScaleRead
-from halfstep.imagine.arithmetic import arithmetic, compare_numbers
-from halfstep.imagine.naming import hinted, usually_off
-from halfstep.imagine.state import State
+from halfstep.imagine.arithmetic import arithmetic
+from halfstep.imagine.comparing import Comparing
+from halfstep.imagine.naming import hinted
 from halfstep.imagine.values import (
     NO_TAGS,
     Bound,
-    Class,
     External,
     Function,
     Instance,
     Items,
-    Module,
-    Partial,
     Scope,
     Stream,
     Tensor,
@@ -38,7 +34,7 @@ BUILTINS = frozenset(dir(builtins))
 MAX_ITEMS = 64
 
 
-class Expressions(State):
+class Expressions(Comparing):
     """Evaluates expressions."""
 
     def eval(self, node: ast.expr) -> Value:
@@ -223,121 +219,6 @@ class Expressions(State):
             return Truth(self.truth(value, node), tags | tags_of(value))
         return value
 
-    def compare(self, node: ast.Compare) -> Value:
-        """A chain of comparisons."""
-        left = settled(self.eval(node.left))
-        result: Value = True
-        tags = NO_TAGS
-        for op, other in zip(node.ops, node.comparators, strict=True):
-            right = settled(self.eval(other))
-            result = self.compare_pair(left, op, right, node)
-            if len(node.ops) == 1:
-                return result
-            tags |= tags_of(result)
-            if not self.truth(result, node):
-                break
-            left = right
-        return Truth(self.truth(result, node), tags) if tags else self.truth(result, node)
-
-    def compare_pair(self, left: Value, op: ast.cmpop, right: Value, node: ast.Compare) -> Value:
-        """One comparison."""
-        tags = tags_of(left) | tags_of(right)
-        if isinstance(op, (ast.Is, ast.IsNot)) or (isinstance(op, (ast.Eq, ast.NotEq)) and (left is None or right is None)):
-            return self.is_none(left, op, right, node)
-        left, right = self.unwrap_truth(left), self.unwrap_truth(right)
-        if "scale" in tags:
-            self.emit(ScaleRead, node)
-        if isinstance(op, (ast.In, ast.NotIn)):
-            return self.contains(left, op, right, node)
-        if isinstance(left, Tensor) or isinstance(right, Tensor):
-            parents = [v for v in (left, right) if isinstance(v, Tensor)]
-            return derive(*parents, grad=False, dtype="bool", tags=tags | {"data"})
-        if "rank" in tags and (isinstance(left, Unknown) or isinstance(right, Unknown)):
-            left = self.rank(node) if isinstance(left, Unknown) and "rank" in left.tags else left
-            right = self.rank(node) if isinstance(right, Unknown) and "rank" in right.tags else right
-        found = compare_numbers(left, op, right)
-        if found is not None:
-            return Truth(found, tags) if tags else found
-        return self.compare_unknown(left, op, right, node)
-
-    def compare_unknown(self, left: Value, op: ast.cmpop, right: Value, node: ast.Compare) -> Value:
-        """A comparison whose sides are not both known: a flag, or a condition on data."""
-        tags = tags_of(left) | tags_of(right)
-        negated = isinstance(op, ast.NotEq)
-        if isinstance(op, (ast.Eq, ast.NotEq)) and isinstance(left, Unknown) and isinstance(right, (str, External, int)):
-            literal = right.path if isinstance(right, External) else right
-            return Truth(self.equals(left, literal, node) != negated, tags)
-        if isinstance(left, External) and isinstance(right, External):
-            return (left.path == right.path) != negated
-        text = ast.unparse(node)[:80]
-        usual = isinstance(op, (ast.Gt, ast.GtE)) and not usually_off(text)
-        return Unknown(text, tags, default=usual, has_default=True, loaders=getattr(left, "loaders", frozenset()))
-
-    def equals(self, value: Unknown, literal: object, node: ast.AST) -> bool:
-        """Whether an unknown value is this literal in this world."""
-        bound = self.memo.get(("eq", value.name))
-        if bound is not None:
-            return bool(bound == literal)
-        if "data" in value.tags:
-            return self.on_data(f"{value.name} == {literal!r}", False, node, "synced" in value.tags)
-        usual = value.has_default and value.default == literal
-        answer = self.flag(f"{value.name} == {literal!r}", usual, node)
-        if answer:
-            self.memo[("eq", value.name)] = literal
-        return answer
-
-    def is_none(self, left: Value, op: ast.cmpop, right: Value, node: ast.AST) -> Value:
-        """`x is None` and its like."""
-        negated = isinstance(op, (ast.IsNot, ast.NotEq))
-        value = right if left is None else left
-        if left is not None and right is not None:
-            same = left is right or (isinstance(left, External) and isinstance(right, External) and left.path == right.path)
-            return same != negated
-        if isinstance(value, Unknown):
-            given = self.truth_of_unknown(value, node)
-            return Truth((not given) != negated, value.tags)
-        return (value is None) != negated
-
-    def contains(self, left: Value, op: ast.cmpop, right: Value, node: ast.AST) -> Value:
-        """`x in y`."""
-        negated = isinstance(op, ast.NotIn)
-        if isinstance(right, (list, tuple, dict, str)) and isinstance(left, (str, int)) and not isinstance(right, Items):
-            try:
-                return (left in right) != negated
-            except TypeError:
-                return negated
-        if isinstance(left, Unknown) and "rank" in left.tags and isinstance(right, (list, tuple)):
-            return Truth((self.rank(node) in right) != negated, left.tags)
-        text = ast.unparse(node) if isinstance(node, ast.expr) else "?"
-        return Unknown(text[:80], tags_of(left) | tags_of(right), default=False, has_default=True)
-
-    def truth(self, value: Value, node: ast.AST) -> bool:
-        """Whether a value is true in this world."""
-        value = settled(value)
-        if isinstance(value, Truth):
-            return value.value
-        if isinstance(value, Unknown):
-            return self.truth_of_unknown(value, node)
-        if isinstance(value, Tensor):
-            return self.on_data(_text(node), False, node, "synced" in value.tags)
-        if isinstance(value, (Thing, Instance, Function, Class, External, Module, Bound, Partial, Stream, Scope)):
-            return True
-        return bool(value)
-
-    def truth_of_unknown(self, value: Unknown, node: ast.AST) -> bool:
-        """Whether an unknown value is true (or given) in this world."""
-        if value.thing is not None:
-            return True
-        if "rank" in value.tags and not value.has_default and "data" not in value.tags:
-            return self.rank(node) != 0
-        if "main" in value.tags:
-            return self.rank(node) == 0
-        if "data" in value.tags:
-            return self.on_data(value.name, value.normal, node, "synced" in value.tags)
-        usual = bool(value.default) if value.has_default else not usually_off(value.name)
-        kind = "device" if "device" in value.tags else "flag"
-        return self.flag(value.name, usual, node, kind)
-
     # --- others ---
 
     def conditional(self, node: ast.IfExp) -> Value:
@@ -433,10 +314,6 @@ class Expressions(State):
     def starred(self, node: ast.Starred) -> Value:
         """`*value`."""
         return self.eval(node.value)
-
-
-def _text(node: ast.AST) -> str:
-    return ast.unparse(node)[:80] if isinstance(node, ast.expr) else "?"
 
 
 EXPRESSIONS: dict[type[ast.expr], Callable[..., Value]] = {

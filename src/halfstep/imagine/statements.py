@@ -6,8 +6,8 @@ import ast
 import contextlib
 from collections.abc import Callable
 
-from halfstep.events.vocabulary import EpochBegin, EpochEnd, Fetch, LoopLeft, ModuleReplaced, Retain, SetEpoch, Turn
-from halfstep.imagine.naming import hinted
+from halfstep.events.vocabulary import EpochBegin, EpochEnd, Fetch, LoopLeft, Turn
+from halfstep.imagine.assignments import Assignments
 from halfstep.imagine.state import (
     MICRO_BATCHES,
     BreakLoop,
@@ -15,13 +15,11 @@ from halfstep.imagine.state import (
     Raised,
     Restart,
     ReturnValue,
-    State,
 )
 from halfstep.imagine.values import (
     Class,
     External,
     Function,
-    Instance,
     Items,
     Scope,
     Stream,
@@ -30,14 +28,12 @@ from halfstep.imagine.values import (
     Truth,
     Unknown,
     Value,
-    derive,
-    model_of,
     settled,
     tags_of,
 )
 
 
-class Statements(State):
+class Statements(Assignments):
     """Runs statements."""
 
     def run(self, body: list[ast.stmt]) -> None:
@@ -142,152 +138,6 @@ class Statements(State):
             finally:
                 self.scope, self.module, self.stack = saved
         return module
-
-    # --- assignment ---
-
-    def assign(self, node: ast.Assign) -> None:
-        """`a = b = value`."""
-        value = self.eval(node.value)
-        if isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.Add) and isinstance(value, Tensor):
-            text = ast.unparse(node.targets[0])
-            if text == ast.unparse(node.value.left) and self.loops:
-                value = self.kept(None, value, text, node)
-        for target in node.targets:
-            self.bind(target, value)
-
-    def annotated(self, node: ast.AnnAssign) -> None:
-        """`name: type = value`."""
-        if node.value is not None:
-            self.bind(node.target, self.eval(node.value))
-        elif self.scope.is_class and isinstance(node.target, ast.Name):
-            self.scope.names[node.target.id] = hinted(node.target.id, Unknown(node.target.id))
-
-    def augmented(self, node: ast.AugAssign) -> None:
-        """`target op= value`."""
-        target = node.target
-        read: ast.expr = ast.copy_location(
-            ast.Name(target.id, ast.Load()) if isinstance(target, ast.Name) else _loaded(target), target
-        )
-        before = self.eval(read)
-        after = self.eval(ast.copy_location(ast.BinOp(read, node.op, node.value), node))
-        if isinstance(node.op, ast.Add):
-            after = self.kept(before, after, ast.unparse(target), node)
-        self.bind(target, after)
-
-    def kept(self, before: Value, after: Value, name: str, node: ast.AST) -> Value:
-        """An accumulator that now holds a graph: note it, so that it can be told from a sum that is backpropagated."""
-        if not isinstance(after, Tensor) or not after.grad or not self.grad_enabled:
-            return after
-        inherited = (before if isinstance(before, Tensor) else after).retained
-        number = next(iter(inherited), 0) or self.number("container")
-        self.emit(Retain, node, container=number, name=name)
-        return derive(after, retained=after.retained | {number})
-
-    def bind(self, target: ast.expr, value: Value) -> None:
-        """Give a value to a name, attribute, item or pattern."""
-        if isinstance(target, ast.Name):
-            self.bind_name(target.id, value)
-        elif isinstance(target, (ast.Tuple, ast.List)):
-            self.unpack(target.elts, value)
-        elif isinstance(target, ast.Attribute):
-            self.setattr(self.eval(target.value), target.attr, value, target)
-        elif isinstance(target, ast.Subscript):
-            self.setitem(self.eval(target.value), self.eval(target.slice), value, target)
-        elif isinstance(target, ast.Starred):
-            self.bind(target.value, value)
-
-    def bind_name(self, name: str, value: Value) -> None:
-        """Give a value to a name; its name may say what it counts."""
-        value = hinted(name, value)
-        if isinstance(value, Thing) and not value.name:
-            value.name = name
-        elif isinstance(value, Instance) and value.thing is not None and not value.thing.name:
-            value.thing.name = name
-        scope: Scope | None = self.scope
-        declared = self.scope.names.get("\0global")
-        if declared and name in declared:
-            scope = declared[name]
-        if scope is not None:
-            scope.names[name] = value
-
-    def unpack(self, targets: list[ast.expr], value: Value) -> None:
-        """Give the parts of a value to several targets."""
-        value = settled(value)
-        count = len(targets)
-        if isinstance(value, (list, tuple)) and not any(isinstance(t, ast.Starred) for t in targets):
-            parts = list(value)[:count]
-            parts += [Unknown("?") for _ in range(count - len(parts))]
-        else:
-            parts = [self.part(value, index) for index in range(count)]
-        for target, part in zip(targets, parts, strict=True):
-            self.bind(target, part)
-
-    def part(self, value: Value, index: int) -> Value:
-        """One element of an unpacked value."""
-        if isinstance(value, Tensor):
-            return derive(value)
-        if isinstance(value, Unknown):
-            return value.children.setdefault(f"[{index}]", Unknown(f"{value.name}[{index}]", value.tags, loaders=value.loaders))
-        if isinstance(value, Stream):
-            return self.first_of(value)
-        return Unknown(f"?[{index}]", tags_of(value))
-
-    def setattr(self, value: Value, name: str, new: Value, node: ast.AST) -> None:
-        """Set an attribute of a value."""
-        value = settled(value)
-        if isinstance(value, Instance):
-            new = hinted(name, new)
-            self._note_replaced(value.thing, name, new, node, known=name in value.attrs)
-            value.attrs[name] = new
-            self._adopt(value.thing, new)
-            if value.thing is not None and value.thing.kind == "dataset" and "epoch" in name and self.calls[-1:] != ["__init__"]:
-                self.emit(SetEpoch, node, target=value.thing, value=self.number("value"))
-        elif isinstance(value, Thing):
-            self.set_on_thing(value, name, new, node)
-            if value.kind == "model":
-                self._note_replaced(value, name, new, node, known=True)
-                self._adopt(value, new)
-            value.attrs[name] = new
-        elif isinstance(value, Unknown):
-            value.children[f".{name}"] = hinted(name, new)
-        elif isinstance(value, Class):
-            value.scope.names[name] = new
-        if isinstance(new, Thing) and not new.name:
-            new.name = name
-
-    def set_on_thing(self, thing: Thing, name: str, new: Value, node: ast.AST) -> None:
-        """An attribute of a library object that means something is set."""
-        raise NotImplementedError
-
-    def _adopt(self, owner: Thing | None, new: Value) -> None:
-        children = list(new.values()) if isinstance(new, dict) else new if isinstance(new, list) else [new]
-        for child in children[:50]:
-            model = model_of(child)
-            if owner is not None and model is not None and model is not owner and owner not in model.family():
-                if owner.kind == "model" and model not in owner.family():
-                    model.parents.append(owner)
-
-    def _note_replaced(self, owner: Thing | None, name: str, new: Value, node: ast.AST, known: bool) -> None:
-        module = model_of(new)
-        if owner is None or module is None or owner.kind != "model" or module.facts.get("inner") is not None:
-            return
-        holders = [t for t in self.things if t.kind == "optimizer" and t.owners & owner.family()]
-        if holders and not any(t.owners & module.family() for t in holders):
-            self.emit(ModuleReplaced, node, model=owner, module=module, optimizers=tuple(holders))
-
-    def setitem(self, value: Value, key: Value, new: Value, node: ast.AST) -> None:
-        """Set an item of a value."""
-        value = settled(value)
-        if isinstance(value, dict):
-            with contextlib.suppress(TypeError):
-                value[key] = hinted(key, new) if isinstance(key, str) else new
-        elif isinstance(value, list) and isinstance(key, int) and -len(value) <= key < len(value):
-            value[key] = new
-        elif isinstance(value, Unknown) and isinstance(key, str):
-            value.children[f"[{key!r}]"] = new
-        elif isinstance(value, Thing) and value.kind == "model":
-            self._note_replaced(value, str(key), new, node, known=True)
-            self._adopt(value, new)
 
     # --- control flow ---
 
@@ -485,14 +335,6 @@ def decorator_name(node: ast.expr) -> str:
     if isinstance(node, ast.Call):
         node = node.func
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-
-
-def _loaded(target: ast.expr) -> ast.expr:
-    if isinstance(target, ast.Attribute):
-        return ast.Attribute(target.value, target.attr, ast.Load())
-    if isinstance(target, ast.Subscript):
-        return ast.Subscript(target.value, target.slice, ast.Load())
-    return target
 
 
 STATEMENTS: dict[type[ast.stmt], Callable[..., None]] = {

@@ -17,11 +17,15 @@ from halfstep.imagine.state import MICRO_BATCHES, Budget, OutOfBudget, Raised, R
 from halfstep.imagine.values import Bound, Class, Count, Function, Module, Unknown, Value, tagged
 from halfstep.imagine.worlds import Exploration, World
 
-STEPS = 120_000
+STEPS = 80_000
+MAX_EVENTS = 30_000
+"""Events heard of one file, over all its worlds."""
 MAX_ROOTS = 10
-INTERESTING = re.compile(
-    r"\.backward\(|\.step\(|zero_grad|GradScaler|autocast|DataLoader\(|clip_grad|scheduler|torch\.save|\.eval\(\)|optim"
+MAX_FUNCTIONS = 400
+INTERESTING = frozenset(
+    "backward manual_backward step zero_grad unscale_ update GradScaler autocast DataLoader clip_grad_norm_ clip_grad_value_ save eval".split()
 )
+"""A function that calls one of these may be a start worth imagining."""
 
 
 WORTH = frozenset({"backward", "manual_backward", "autocast", "GradScaler", "DataLoader", "DistributedSampler"})
@@ -43,6 +47,7 @@ class _Teller:
         self.project = project
         self.budget = budget
         self.entered: set[int] = set()
+        self.heard = 0
         self.micro_batches = MICRO_BATCHES
 
     def tell(self) -> Story:
@@ -51,7 +56,7 @@ class _Teller:
             return Story((), tuple(self._facts()))
         traces = self._explore("")
         for root in self._roots():
-            if id(self.nodes[root]) not in self.entered:
+            if id(self.nodes[root]) not in self.entered and self.heard < MAX_EVENTS:
                 traces += self._explore(root)
         return Story(tuple(traces), tuple(self._facts()))
 
@@ -69,20 +74,23 @@ class _Teller:
                     if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef)):
                         self.nodes[f"{node.name}.{inner.name}"] = inner
         called = {name: _calls(node) for name, node in self.nodes.items()}
-        wanted = [n for n, node in self.nodes.items() if INTERESTING.search(ast.unparse(node))] if len(self.nodes) < 400 else []
-        reach = {name: self._reaching(name, called) for name in self.nodes}
+        wanted = {name for name in self.nodes if called[name] & INTERESTING} if len(self.nodes) < MAX_FUNCTIONS else set()
+        self.named: dict[str, list[str]] = {}
+        for name in self.nodes:
+            self.named.setdefault(name.split(".")[-1], []).append(name)
+        reach = {name: self._reaching(name, called) for name in self.nodes} if wanted else dict.fromkeys(self.nodes, set())
         useful = [
             name for name in self.nodes if not name.split(".")[-1].startswith("__") and ({name} | reach[name]) & set(wanted)
         ]
-        return sorted(useful, key=lambda name: (-len(reach[name] & set(wanted)), list(self.nodes).index(name)))[:MAX_ROOTS]
+        return sorted(useful, key=lambda name: (-len(reach[name] & wanted), list(self.nodes).index(name)))[:MAX_ROOTS]
 
     def _reaching(self, name: str, called: dict[str, set[str]]) -> set[str]:
         seen: set[str] = set()
         todo = [name]
         while todo:
             for last in called.get(todo.pop(), set()):
-                for other in self.nodes:
-                    if other.split(".")[-1] == last and other not in seen:
+                for other in self.named.get(last, ()):
+                    if other not in seen:
                         seen.add(other)
                         todo.append(other)
         return seen
@@ -94,7 +102,8 @@ class _Teller:
             trace = self._run(root, world)
             if trace is not None:
                 traces.append(trace)
-            if self.budget.steps < 0:
+                self.heard += len(trace.events)
+            if self.budget.steps < 0 or self.heard > MAX_EVENTS:
                 break
             exploration.learn(world)
         return traces

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from halfstep.events.vocabulary import GradRead, NoSyncEnter, NoSyncExit, SetEpoch, ZeroGrad
 from halfstep.imagine.library import frameworks
 from halfstep.imagine.library.externals import MAIN, flat
-from halfstep.imagine.library.python import environment
+from halfstep.imagine.library.stdlib import environment
 from halfstep.imagine.naming import hinted
 from halfstep.imagine.state import Reach
 from halfstep.imagine.values import (

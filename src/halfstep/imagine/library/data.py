@@ -97,9 +97,9 @@ def _look_at_dataset(state: Calls, dataset: Instance, given: dict[str, Value]) -
     """Streams that no worker divides, and generators that every worker copies."""
     method = dataset.cls.lookup("__iter__")
     text = ast.unparse(dataset.cls.node)
-    if dataset.cls.is_a("IterableDataset") and isinstance(method, Function):
-        if not SPLITS.search(text) and given.get("worker_init_fn") is None:
-            state.make("unsplit stream", method.node)
+    streams = dataset.cls.is_a("IterableDataset") and given.get("worker_init_fn") is None
+    if streams and isinstance(method, Function) and not SPLITS.search(text):
+        state.make("unsplit stream", method.node)
     getter = dataset.cls.lookup("__getitem__")
     if isinstance(getter, Function):
         for name, value in dataset.attrs.items():

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from halfstep.events.vocabulary import Report
-from halfstep.imagine.library import amp, data, distributed, frameworks, python, tensors, training
+from halfstep.imagine.library import amp, data, distributed, frameworks, python, stdlib, tensors, training
 from halfstep.imagine.values import (
     NO_TAGS,
     External,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 Handler = Callable[..., Value]
 EXACT: dict[str, Handler] = {
     **python.TABLE,
+    **stdlib.TABLE,
     **tensors.TABLE,
     **amp.TABLE,
     **training.TABLE,

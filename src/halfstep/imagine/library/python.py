@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import ast
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from halfstep.events.vocabulary import HostRead, MemoryFlush, RacyRead, Seed
+from halfstep.events.vocabulary import HostRead, RacyRead
 from halfstep.imagine.naming import hinted
-from halfstep.imagine.state import Raised
 from halfstep.imagine.values import (
     NO_TAGS,
     Bound,
     Class,
-    Count,
     External,
     Function,
     Instance,
     Items,
-    Module,
-    Partial,
-    Ratio,
     Scope,
     Stream,
     Tensor,
@@ -266,12 +260,6 @@ def _isinstance(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: s
     return bool(names & lasts)
 
 
-_KNOWN_METHODS = {
-    "sampler": {"set_epoch"},
-    "model": {"module"},
-}
-
-
 def _hasattr(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     if len(args) < 2:
         return False
@@ -358,114 +346,9 @@ def _any_all(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str)
     return any(truths) if path.endswith("any") else all(truths)
 
 
-def _partial(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    return Partial(args[0], args[1:], kwargs) if args else Unknown("partial")
-
-
-def _deepcopy(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    from halfstep.imagine.values import model_of
-
-    value = settled(args[0]) if args else None
-    model = model_of(value)
-    if model is None:
-        return list(value) if type(value) is list else dict(value) if type(value) is dict else value
-    copied = state.make("model", node, copy_of=model)
-    copied.training, copied.dtype, copied.device = model.training, model.dtype, model.device
-    copied.facts.update({k: v for k, v in model.facts.items() if k not in ("inner", "wrapper")})
-    copied.facts["copy_of"] = model
-    if isinstance(value, Instance):
-        twin = Instance(value.cls, dict(value.attrs), copied)
-        copied.facts["instance"] = twin
-        return twin
-    return copied
-
-
-def _math(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    value = settled(args[0]) if args else 0
-    name = path.rsplit(".", 1)[-1]
-    if name in ("isfinite", "isnan", "isinf"):
-        tags = tags_of(value)
-        if isinstance(value, (int, float)) and "scale" not in tags:
-            return getattr(math, name)(value)
-        return Unknown(
-            f"{name}({getattr(value, 'name', 'value')})",
-            tags | {"data"},
-            normal=name == "isfinite",
-            loaders=getattr(value, "loaders", frozenset()),
-        )
-    if isinstance(value, (int, float)) and len(args) == 1 and hasattr(math, name):
-        try:
-            return tagged(getattr(math, name)(value), tags_of(value))
-        except (ValueError, OverflowError, TypeError):
-            return Unknown(name, tags_of(value))
-    if isinstance(value, Tensor):
-        return read_on_host(state, value, node, name)
-    return Unknown(f"{name}({getattr(value, 'name', '?')})", tags_of(args))
-
-
-def _collect(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    state.emit(MemoryFlush, node, kind="gc.collect")
-    return 0
-
-
-def _seed(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    value = args[0] if args else next(iter(kwargs.values()), None)
-    tags = tags_of(value)
-    known = not tags & {"rank", "worker", "data"} and not (
-        isinstance(value, Unknown) and "seed" in value.name and "()" in value.name
-    )
-    state.emit(Seed, node, constant=known and value is not None, in_worker=state.in_worker)
-    return None
-
-
-def _exit(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    raise Raised
-
-
-def _defaultdict(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    table = state.make("context", None, what="defaultdict", factory=args[0] if args else None)
-    table.kind = "defaultdict"
-    return table
-
-
-def _environ_get(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    return environment(args[0] if args else None)
-
-
-def environment(name: Value) -> Value:
-    """A variable of the environment."""
-    text = name if isinstance(name, str) else "?"
-    if text in ("RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK"):
-        return Unknown("rank" if text == "RANK" else "local_rank", frozenset({"rank"}))
-    if text == "WORLD_SIZE":
-        return tagged(2, frozenset({"world"}))
-    return Unknown(f"${text}")
-
-
 def _type(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     value = settled(args[0]) if args else None
     return value.cls if isinstance(value, Instance) else Unknown("type")
-
-
-def _simple_namespace(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    made = Unknown("args")
-    made.children.update({f".{key}": hinted(key, value) for key, value in kwargs.items()})
-    return made
-
-
-def _parser(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    made = state.make("context", None, what="parser")
-    made.kind = "parser"
-    made.facts["options"] = {}
-    return made
-
-
-def _nothing(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    return None
-
-
-def _load_module(value: Value) -> bool:
-    return isinstance(value, Module)
 
 
 TABLE: dict[str, Callable[..., Value]] = {
@@ -501,32 +384,5 @@ TABLE: dict[str, Callable[..., Value]] = {
     "builtins.any": _any_all,
     "builtins.all": _any_all,
     "builtins.type": _type,
-    "builtins.exit": _exit,
-    "builtins.quit": _exit,
-    "sys.exit": _exit,
-    "os._exit": _exit,
-    "functools.partial": _partial,
-    "copy.deepcopy": _deepcopy,
-    "copy.copy": _deepcopy,
-    "collections.defaultdict": _defaultdict,
-    "collections.OrderedDict": _dict,
-    "gc.collect": _collect,
-    "random.seed": _seed,
-    "numpy.random.seed": _seed,
-    "torch.manual_seed": _seed,
-    "torch.cuda.manual_seed": _seed,
-    "torch.cuda.manual_seed_all": _seed,
-    "torch.seed": _seed,
-    "os.environ.get": _environ_get,
-    "os.getenv": _environ_get,
-    "argparse.ArgumentParser": _parser,
-    "argparse.Namespace": _simple_namespace,
-    "types.SimpleNamespace": _simple_namespace,
-    "time.time": lambda s, n, a, k, p: Unknown("time"),
-    **{f"math.{name}": _math for name in ("ceil", "floor", "sqrt", "log", "exp", "cos", "sin", "isfinite", "isnan", "isinf")},
-    **{f"numpy.{name}": _math for name in ("isfinite", "isnan", "isinf", "ceil", "floor")},
-    "math.pi": _nothing,
 }
 """Handlers by path."""
-
-__all__ = ["TABLE", "Count", "Ratio", "environment", "read_on_host", "total_of"]

@@ -141,9 +141,9 @@ def _ask_lambda(state: Calls, made: Thing, facts: dict[str, Value], rest: Args, 
         if not isinstance(value, Function) or lr is None:
             continue
         results = [settled(state.call(value, [step], {}, node)) for step in (0, 1)]
-        if isinstance(lr, float) and 0 < lr < 0.5 and all(isinstance(r, float) and 0 < r <= lr * 1.0001 for r in results):
-            if results[0] == lr or abs(results[0] - lr) < 1e-3 * lr:
-                made.facts["absolute"] = True
+        small = isinstance(lr, float) and 0 < lr < 0.5
+        if small and all(isinstance(r, float) and 0 < r <= lr * 1.0001 for r in results) and results[0] > 0.999 * lr:
+            made.facts["absolute"] = True
         if isinstance(lr, Unknown) and all(isinstance(r, Unknown) and lr.name in r.factors for r in results):
             made.facts["absolute"] = True
 

@@ -57,14 +57,12 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             continue
         for optimizer in event.optimizers:
             account = accounts[optimizer]
-            if not account.pending and account.held and account.step is not None and same_turn(account.step, event):
-                if len(account.step.loops) == len(event.loops) and not _clipped_before(trace, optimizer, account):
-                    fix = (
-                        FixRequest("move-before", event.place, other=account.step.place)
-                        if event.place and account.step.place
-                        else None
-                    )
-                    yield Found(event.place, f"gradients are clipped after `{optimizer.name}` has used them", fix)
+            step = account.step
+            if account.pending or not account.held or step is None or not same_turn(step, event):
+                continue
+            if len(step.loops) == len(event.loops) and not _clipped_before(trace, optimizer, account):
+                fix = FixRequest("move-before", event.place, other=step.place) if event.place and step.place else None
+                yield Found(event.place, f"gradients are clipped after `{optimizer.name}` has used them", fix)
 
 
 def _clipped_before(trace: Trace, optimizer: Ref, account: Account) -> bool:

@@ -45,7 +45,8 @@ def train(model, loader, epochs=2):
             nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
         scheduler.step()
-        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}, "last.pt")
+        state = {"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
+        torch.save(state, "last.pt")
 """,
 )
 

@@ -91,9 +91,10 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
 def _other_rank(trace: Trace, story: Story) -> Trace | None:
     mine = {d.key: d.answer for d in trace.decisions if d.kind != "rank"}
     for other in story.traces:
-        if other.root == trace.root and other.rank is not None and trace.rank is not None and other.rank != trace.rank:
-            if all(mine.get(d.key, d.answer) == d.answer for d in other.decisions if d.kind != "rank"):
-                return other
+        if other.root != trace.root or other.rank is None or trace.rank is None or other.rank == trace.rank:
+            continue
+        if all(mine.get(d.key, d.answer) == d.answer for d in other.decisions if d.kind != "rank"):
+            return other
     return None
 
 

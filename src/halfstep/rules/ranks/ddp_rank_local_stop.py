@@ -91,5 +91,5 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     if decision.kind in ("data", "rank") and stops and len(fewer[-1].loops) == len(more[-1].loops):
         shorter = trace if fewer is mine else usual
         left = [e for e in shorter.of(LoopLeft) if len(e.loops) == len(fewer[-1].loops) - 1]
-        place = left[-1].place if left else decision.place
-        yield Found(place, "training stops by what only this rank knows: the others wait for ever")
+        if left:
+            yield Found(left[-1].place, "training stops by what only this rank knows: the others wait for ever")

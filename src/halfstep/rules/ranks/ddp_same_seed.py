@@ -78,7 +78,8 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         return
     seeds = [e for e in trace.of(Seed) if not e.in_worker]
     turns = {t.loop for b in trace.of(Backward) for t in b.loops}
-    draws = [e for e in trace.of(RandomDraw) if any(t.loop in turns for t in e.loops)]
+    outer = len(seeds[-1].loops) if seeds else 0
+    draws = [e for e in trace.of(RandomDraw) if len(e.loops) > outer and any(t.loop in turns for t in e.loops)]
     if seeds and draws and all(s.constant for s in seeds):
         last = seeds[-1]
         caller = last.stack[-2] if len(last.stack) > 2 else last.place

@@ -1,0 +1,185 @@
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from halfstep.cli.main import main
+from halfstep.findings.registry import find_rule
+
+BAD = find_rule("amp-clip-before-unscale").card.example
+GOOD = find_rule("amp-clip-before-unscale").card.instead
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(BAD)
+    return path
+
+
+def _json(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
+    return list(json.loads(capsys.readouterr().out)["findings"])
+
+
+def test_findings_exit_1_and_their_absence_exits_0(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(script)]) == 1
+    script.write_text(GOOD)
+    assert main(["check", str(script)]) == 0
+    assert "No findings in 1 file." in capsys.readouterr().out
+
+
+def test_missing_path_exits_2_with_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(tmp_path / "none.py")]) == 2
+    assert "none.py does not exist. Give a file, a folder, or `-` for standard input." in capsys.readouterr().err
+
+
+def test_unknown_rule_exits_2_with_a_sentence(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--select", "no-such", str(script)]) == 2
+    expected = "halfstep: `no-such` is no rule's name or code. `halfstep explain --all` lists them.\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_json_holds_the_whole_contract(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["check", "--format", "json", str(script)])
+    (finding,) = _json(capsys)
+    line = BAD.splitlines().index("            nn.utils.clip_grad_norm_(model.parameters(), 1.0)") + 1
+    assert (finding["rule"], finding["code"], finding["severity"]) == ("amp-clip-before-unscale", "HS101", "error")
+    assert (finding["path"], finding["line"], finding["column"]) == (str(script), line, 13)
+    assert finding["world"] is None
+    assert finding["fix"]["edits"][0]["text"] == "            scaler.unscale_(optimizer)\n"  # type: ignore[index]
+
+
+def test_text_shows_place_caret_reason_and_fix(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["check", str(script)])
+    out = capsys.readouterr().out
+    assert f"--> {script}:" in out
+    assert "^^^^" in out
+    assert "why: " in out
+    assert "+            scaler.unscale_(optimizer)" in out
+
+
+def test_fix_changes_the_file_and_only_once(script: Path) -> None:
+    assert main(["check", "--fix", str(script)]) == 0
+    assert script.read_text() == GOOD
+    assert main(["check", "--fix", str(script)]) == 0
+    assert script.read_text() == GOOD
+
+
+def test_diff_shows_the_fix_and_changes_nothing(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--diff", str(script)]) == 1
+    assert "+            scaler.unscale_(optimizer)" in capsys.readouterr().out
+    assert script.read_text() == BAD
+
+
+def test_unsafe_fix_needs_its_own_option(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(find_rule("grad-zero-missing").card.example)
+    assert main(["check", "--fix", str(path)]) == 1
+    assert main(["check", "--unsafe-fixes", str(path)]) == 0
+
+
+def test_comment_suppresses_and_an_unused_one_is_reported(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    marked = BAD.replace("1.0)", "1.0)  # halfstep: ignore[amp-clip-before-unscale]")
+    script.write_text(marked)
+    assert main(["check", str(script)]) == 0
+    capsys.readouterr()
+    script.write_text(marked.replace("scaler.step(", "scaler.step(  # halfstep: ignore[HS102]\n                "))
+    assert main(["check", "--format", "json", str(script)]) == 1
+    assert [f["rule"] for f in _json(capsys)] == ["unused-ignore"]
+
+
+def test_settings_are_read_from_pyproject(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = script.parent / "pyproject.toml"
+    settings.write_text('[tool.halfstep]\nignore = ["HS101"]\n')
+    assert main(["check", str(script)]) == 0
+    settings.write_text('[tool.halfstep.severity]\namp-clip-before-unscale = "info"\n')
+    capsys.readouterr()
+    main(["check", "--format", "json", str(script)])
+    assert [f["severity"] for f in _json(capsys)] == ["info"]
+    assert main(["check", "--severity", "warning", str(script)]) == 0
+    settings.write_text('[tool.halfstep]\nexclude = ["train.py"]\n')
+    assert main(["check", str(script.parent)]) == 0
+
+
+def test_wrong_key_of_the_settings_exits_2(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (script.parent / "pyproject.toml").write_text("[tool.halfstep]\nselct = []\n")
+    assert main(["check", str(script)]) == 2
+    assert "[tool.halfstep] has no key `selct`. It knows select, ignore, severity, exclude." in capsys.readouterr().err
+
+
+def test_standard_input_is_checked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(BAD.encode())))
+    assert main(["check", "--format", "json", "--stdin-filename", "a.py", "-"]) == 1
+    assert [f["path"] for f in _json(capsys)] == ["a.py"]
+
+
+def test_notebook_finding_names_cell_and_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    head, _, body = BAD.partition("\n\n\n")
+    cells = [
+        {"cell_type": "code", "source": [*head.splitlines(keepends=True), "\n%matplotlib inline"]},
+        {"cell_type": "markdown", "source": ["# train"]},
+        {"cell_type": "code", "source": body},
+    ]
+    path = tmp_path / "train.ipynb"
+    path.write_text(json.dumps({"cells": cells}))
+    assert main(["check", "--format", "json", str(path)]) == 1
+    (finding,) = _json(capsys)
+    clip = next(n for n, text in enumerate(body.splitlines(), 1) if "clip_grad_norm_" in text)
+    assert (finding["rule"], finding["cell"], finding["line"]) == ("amp-clip-before-unscale", 3, clip)
+
+
+def test_baseline_hides_what_was_there_and_shows_what_is_new(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    baseline = script.parent / "known.json"
+    assert main(["check", "--write-baseline", str(baseline), str(script)]) == 0
+    assert main(["check", "--baseline", str(baseline), str(script)]) == 0
+    script.write_text(find_rule("clip-after-step").card.example)
+    capsys.readouterr()
+    assert main(["check", "--format", "json", "--baseline", str(baseline), str(script)]) == 1
+    assert [f["rule"] for f in _json(capsys)] == ["clip-after-step"]
+
+
+def test_file_that_is_no_baseline_exits_2(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (script.parent / "b.json").write_text("no")
+    assert main(["check", "--baseline", str(script.parent / "b.json"), str(script)]) == 2
+    assert "is not a baseline. Make one with" in capsys.readouterr().err
+
+
+def test_sarif_names_rule_place_and_level(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["check", "--format", "sarif", str(script)])
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    (result,) = run["results"]
+    assert (result["ruleId"], result["level"]) == ("HS101", "error")
+    assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == ["HS101"]
+    assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == script.as_posix()
+
+
+def test_github_annotation_is_one_escaped_line(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["check", "--format", "github", str(script)])
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("::error file=")
+    assert "title=amp-clip-before-unscale::HS101 " in line
+
+
+def test_explain_prints_the_card(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "HS101"]) == 0
+    assert capsys.readouterr().out.startswith("# amp-clip-before-unscale (HS101)")
+    assert main(["explain", "nothing"]) == 2
+
+
+def test_finding_names_the_world_it_holds_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(find_rule("grad-zero-missing-branch").card.example)
+    main(["check", "--format", "json", str(path)])
+    assert [f["world"] for f in _json(capsys)] == ["when `use_amp` is false"]
+
+
+def test_helper_in_another_file_of_the_project_is_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    body = BAD.replace("nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "tame(model)")
+    (tmp_path / "train.py").write_text(body.replace("import torch\n", "import torch\nfrom gradients import tame\n", 1))
+    (tmp_path / "gradients.py").write_text(
+        "from torch import nn\n\n\ndef tame(model):\n    nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+    )
+    main(["check", "--format", "json", str(tmp_path / "train.py"), str(tmp_path / "gradients.py")])
+    assert [f["rule"] for f in _json(capsys)] == ["amp-clip-before-unscale"]
