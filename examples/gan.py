@@ -101,7 +101,8 @@ def main() -> None:
                 f"clusters covered: {clusters} of {CLUSTERS}, {near:.0%} of points near one"
             )
     skipped = Counter(discriminator_engine.ledger.causes()) + Counter(generator_engine.ledger.causes())
-    print(f"{discriminator_engine.ledger.applied} and {generator_engine.ledger.applied} updates; skipped: {dict(skipped) or 'none'}")
+    applied = discriminator_engine.ledger.applied, generator_engine.ledger.applied
+    print(f"{applied[0]} and {applied[1]} updates; skipped: {dict(skipped) or 'none'}")
 
 
 if __name__ == "__main__":
