@@ -72,8 +72,8 @@ def _refuse(program: Program) -> None:
         line = event.place.line if event.place is not None else None
         if event.reduction == "token_mean":
             raise NotSure(
-                "the loss is a mean over the labels that are not ignored, of which micro-batches hold different numbers, so a mean "
-                "of means would be another loss; with `halfstep.Engine` return their sum and their number",
+                "the loss is a mean over the labels that are not ignored, and micro-batches hold different numbers of them, so a "
+                "mean of means would be another loss; with `halfstep.Engine` return their sum and their number",
                 line,
             )
         if event.reduction not in ("mean", "sum"):

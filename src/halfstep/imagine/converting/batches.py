@@ -30,16 +30,32 @@ class BatchLoop:
     source: ast.expr | None
 
 
+def batch_source(program: Program) -> ast.expr | None:
+    """The loader as the loop over micro-batches writes it, also where that loop is a comprehension.
+
+    Raises:
+        NotSure: there is no such loop.
+    """
+    place = _only_place(program)
+    nodes = program.syntax.nodes_at(place) if place is not None and program.syntax.here(place) else []
+    names = [n for n in nodes if isinstance(n, (ast.Name, ast.Attribute))]
+    return names[0] if names else batch_loop(program).source
+
+
+def _only_place(program: Program) -> Place | None:
+    found = {_place_of_loop(b) for b in program.all(Backward)}
+    if len(found) != 1:
+        raise NotSure(f"{len(found)} loops run over batches")
+    return found.pop()
+
+
 def batch_loop(program: Program) -> BatchLoop:
     """The loop over micro-batches around the backward pass.
 
     Raises:
         NotSure: there is none whose length is known when it begins.
     """
-    found = {_place_of_loop(b) for b in program.all(Backward)}
-    if len(found) != 1:
-        raise NotSure(f"{len(found)} loops run over batches")
-    place = found.pop()
+    place = _only_place(program)
     nodes = program.syntax.nodes_at(place) if place is not None and program.syntax.here(place) else []
     node = next((n for n in nodes if isinstance(n, ast.For)), None)
     if node is None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from halfstep.imagine.converting.accumulating import accumulate
+from halfstep.imagine.converting.distributing import distribute
 from halfstep.imagine.converting.outcome import Conversion, NotSure, Wish
 from halfstep.imagine.converting.precision import add_precision
 from halfstep.imagine.converting.program import Program
@@ -22,20 +24,21 @@ def convert(text: str, path: str, wish: Wish, judge: Judge) -> Conversion:
 
     A pass whose result has a fault that the text before it had not is taken back.
     """
-    result = Conversion(text)
+    work = _Work(path, judge, Conversion(text))
     try:
-        program = Program(text, path)
-        refuse(program)
+        refuse(work.program())
     except NotSure as reason:
-        result.left.append(str(reason))
-        return result
+        work.result.left.append(str(reason))
+        return work.result
     for name, change in _passes(wish):
-        _run(result, path, name, change, judge)
-    return result
+        work.run(name, change)
+    return work.result
 
 
 def _passes(wish: Wish) -> list[tuple[str, Pass]]:
     passes: list[tuple[str, Pass]] = []
+    if wish.ddp:
+        passes.append(("ranks", distribute))
     if wish.accumulate > 1:
         passes.append(("accumulation", lambda program: accumulate(program, wish.accumulate)))
     if wish.precision != "fp32":
@@ -43,18 +46,41 @@ def _passes(wish: Wish) -> list[tuple[str, Pass]]:
     return passes
 
 
-def _run(result: Conversion, path: str, name: str, change: Pass, judge: Judge) -> None:
-    try:
-        text, done = change(Program(result.text, path))
-    except NotSure as reason:
-        result.left.append(f"{name}: {reason}")
-        return
-    if parse(text) is None:
-        result.left.append(f"{name}: the edited text would not be Python")
-        return
-    faults = judge(text) - judge(result.text)
-    if faults:
-        result.left.append(f"{name}: it would bring a fault: {min(faults)}")
-        return
-    result.text = text
-    result.done += done
+@dataclass(slots=True)
+class _Work:
+    """The text so far, imagined and judged once."""
+
+    path: str
+    judge: Judge
+    result: Conversion
+    _program: tuple[str, Program] | None = None
+    _faults: tuple[str, frozenset[str]] | None = None
+
+    def program(self) -> Program:
+        """The text so far as a program."""
+        text = self.result.text
+        if self._program is None or self._program[0] != text:
+            self._program = (text, Program(text, self.path))
+        return self._program[1]
+
+    def faults(self) -> frozenset[str]:
+        """What is wrong with the text so far."""
+        text = self.result.text
+        if self._faults is None or self._faults[0] != text:
+            self._faults = (text, self.judge(text))
+        return self._faults[1]
+
+    def run(self, name: str, change: Pass) -> None:
+        """Keep the result of a pass if it is sure and brings no fault, else say why not."""
+        try:
+            text, done = change(self.program())
+        except NotSure as reason:
+            self.result.left.append(f"{name}: {reason}")
+            return
+        faults = self.judge(text) if parse(text) is not None else frozenset({"the edited text is not Python"})
+        new = faults - self.faults()
+        if new:
+            self.result.left.append(f"{name}: it would bring a fault: {min(new)}")
+            return
+        self.result.text, self._faults = text, (text, faults)
+        self.result.done += done

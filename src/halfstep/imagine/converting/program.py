@@ -10,12 +10,11 @@ from typing import TypeVar
 from halfstep.events.trace import Trace
 from halfstep.events.vocabulary import Backward, Event, Forward, Loss, Made, Place, Step, Turn
 from halfstep.imagine.converting.outcome import NotSure
-from halfstep.imagine.converting.syntax import Block, FunctionNode, Syntax, end_line, first_line
+from halfstep.imagine.converting.syntax import DEFINITIONS, Block, FunctionNode, Syntax, end_line, first_line
 from halfstep.imagine.project import parse
 from halfstep.imagine.story import tell
 
 E = TypeVar("E", bound=Event)
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ class Program:
             if not self.syntax.here(place):
                 continue
             for index, statement in enumerate(block):
-                if not isinstance(statement, _DEFINITIONS) and first_line(statement) <= place.line <= end_line(statement):
+                if not isinstance(statement, DEFINITIONS) and first_line(statement) <= place.line <= end_line(statement):
                     return index
         return None
 

@@ -11,7 +11,8 @@ from halfstep.events.vocabulary import Place
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 Block = list[ast.stmt]
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+"""Statements whose inner lines run elsewhere."""
 
 
 class Syntax:
@@ -31,7 +32,7 @@ class Syntax:
         self.names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {
             a.arg for a in ast.walk(tree) if isinstance(a, ast.arg)
         }
-        self.names |= {n.name for n in ast.walk(tree) if isinstance(n, _DEFINITIONS)}
+        self.names |= {n.name for n in ast.walk(tree) if isinstance(n, DEFINITIONS)}
 
     def here(self, place: Place | None) -> bool:
         """Whether a place stands in this file."""
@@ -74,7 +75,7 @@ class Syntax:
             parent = self.parents[node]
             if isinstance(node, ast.stmt):
                 yield self.block(node)
-            if isinstance(parent, (*_DEFINITIONS, ast.Lambda)):
+            if isinstance(parent, (*DEFINITIONS, ast.Lambda)):
                 return
             node = parent
 
@@ -143,7 +144,7 @@ def end_line(node: ast.stmt | ast.expr) -> int:
 def bound_names(node: ast.AST) -> set[str]:
     """The names that a statement gives values to."""
     found = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, (ast.Store, ast.Del))}
-    return found | {n.name for n in ast.walk(node) if isinstance(n, _DEFINITIONS)}
+    return found | {n.name for n in ast.walk(node) if isinstance(n, DEFINITIONS)}
 
 
 def read_names(node: ast.AST) -> set[str]:
