@@ -117,3 +117,15 @@ def test_converting_twice_changes_nothing_the_second_time(name, precision, ddp):
 def test_check_finds_nothing_new_in_a_converted_script(name, precision, ddp):
     path = str(SCRIPTS / f"{name}.py")
     assert faults(converted(name, precision=precision, accumulate=4, ddp=ddp).text, path) <= faults(original(name), path)
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize("name", ["plain", "validated"])
+def test_loop_on_the_engine_makes_the_same_updates(name, accumulate, tmp_path, monkeypatch):
+    result = converted(name, precision="fp32", engine=True, accumulate=accumulate)
+    assert result.left == []
+    by_hand = original(name) if accumulate == 1 else converted(name, precision="fp32", accumulate=accumulate).text
+    plain, plain_losses = updates(by_hand, tmp_path, monkeypatch)
+    engine, engine_losses = updates(result.text, tmp_path, monkeypatch)
+    torch.testing.assert_close(engine, plain, rtol=1e-4, atol=1e-6)
+    assert engine_losses == pytest.approx(plain_losses, rel=1e-4)

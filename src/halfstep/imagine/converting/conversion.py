@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from halfstep.imagine.converting.accumulating import accumulate
 from halfstep.imagine.converting.distributing import distribute
+from halfstep.imagine.converting.engine_loop import use_engine
 from halfstep.imagine.converting.outcome import Conversion, NotSure, Wish
 from halfstep.imagine.converting.precision import add_precision
 from halfstep.imagine.converting.program import Program
@@ -36,6 +37,8 @@ def convert(text: str, path: str, wish: Wish, judge: Judge) -> Conversion:
 
 
 def _passes(wish: Wish) -> list[tuple[str, Pass]]:
+    if wish.engine:
+        return [("engine", lambda program: use_engine(program, wish))]
     passes: list[tuple[str, Pass]] = []
     if wish.ddp:
         passes.append(("ranks", distribute))

@@ -43,7 +43,7 @@ def distribute(program: Program) -> tuple[str, list[str]]:
     _name_no_device(program, patch)
     _load_anywhere(program, patch)
     return patch.text(), [
-        f"process group from line {first} on, DistributedDataParallel in training, a sampler that is told the epoch, saving by rank 0",
+        f"process group from line {first} on, DistributedDataParallel in training, a sampler that hears the epoch, rank 0 saves",
         "each rank keeps the batch size, so an update covers as many batches as there are ranks; start it with torchrun",
         "printing and evaluation happen on every rank, evaluation on all of its data",
     ]

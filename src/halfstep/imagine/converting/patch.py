@@ -81,6 +81,14 @@ class Patch:
         if (start, end, text) not in self._replaced:
             self._replaced.append((start, end, text))
 
+    def drop(self, statement: ast.stmt) -> None:
+        """Take out a statement with its lines and the comments right above it."""
+        self._alone(statement)
+        first = first_line(statement)
+        while first > 1 and self.syntax.lines[first - 2].lstrip().startswith(b"#"):
+            first -= 1
+        self.put(self._offset(first), self._offset(end_line(statement) + 1), "")
+
     def replaced_receiver(self, start: int, end: int, text: str) -> None:
         """Another text for what a method is called on; a later edit of the same span goes around an earlier one."""
         self._replaced = [r for r in self._replaced if r[:2] != (start, end)]

@@ -51,7 +51,7 @@ class Program:
     def all(self, *kinds: type[E]) -> Iterator[E]:
         """The events of these kinds in all worlds."""
         for trace in self.traces:
-            yield from trace.of(*kinds)
+            yield from (event for event in trace.events if isinstance(event, kinds))
 
     def made(self, kind: str) -> dict[Place, Made]:
         """Where objects of this kind are made, in all worlds."""

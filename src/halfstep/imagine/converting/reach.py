@@ -120,9 +120,8 @@ class Carrier:
             return
         start = next((i for i, f in enumerate(frames) if f.function is self.home.function), None)
         if start is None:
-            raise NotSure(
-                "the loss scaler cannot be handed to a function that needs it", frames[-1].node.lineno if frames else None
-            )  # type: ignore[attr-defined]
+            line = frames[-1].statement.lineno if frames else None
+            raise NotSure("the loss scaler cannot be handed to a function that needs it", line)
         for frame, after in zip(frames[start:], frames[start + 1 :], strict=False):
             if not self._sees(after.function):
                 self._hop(frame, after)

@@ -133,7 +133,8 @@ class Syntax:
 
 def first_line(statement: ast.stmt) -> int:
     """The first line of a statement, with its decorators."""
-    return min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", []))])
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(d.lineno for d in decorators)])
 
 
 def end_line(node: ast.stmt | ast.expr) -> int:
