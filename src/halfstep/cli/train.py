@@ -51,9 +51,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train; the end report goes to stdout, progress to stderr."""
     from halfstep.config.load import load
-    from halfstep.distributed.env import world
+    from halfstep.train.launch import let_waiting_threads_sleep
 
     written = load(args.config, [*args.settings, *_settings(args)])
+    let_waiting_threads_sleep()
+    from halfstep.distributed.env import world
+
     if world().size == 1 and not args.print_config and isinstance(written.processes, int) and written.processes > 1:
         return _launch(args, written)
     return _print_config(written) if args.print_config else _train(written)

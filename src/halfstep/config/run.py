@@ -144,9 +144,13 @@ class Resolved:
         return replace(self, choices={**self.choices, **more})
 
     def to_toml(self) -> str:
-        """The run as a configuration file, each automatic value with its reason behind it."""
+        """The run as a configuration file, each automatic value with its reason behind it; at the end, as comments, what
+        was decided that no key asks for.
+        """
+        table = self.run.to_dict()
         reasons = {key: choice.reason for key, choice in self.choices.items() if choice.reason != ASKED_FOR}
-        return toml_document(self.run.to_dict(), reasons)
+        others = [f"# {key}: {choice}\n" for key, choice in self.choices.items() if not _is_key(key, table)]
+        return toml_document(table, reasons) + "".join(["\n", *others] if others else [])
 
     def to_dict(self) -> dict[str, Any]:
         """The run and the choices as plain tables, for JSON."""
@@ -155,6 +159,11 @@ class Resolved:
             "planned_updates": self.planned_updates,
             "choices": choices_to_dict(self.choices),
         }
+
+
+def _is_key(key: str, table: Mapping[str, Any]) -> bool:
+    section, _, name = key.rpartition(".")
+    return name in (table.get(section, {}) if section else table)
 
 
 def choices_to_dict(choices: Mapping[str, Choice[Any]]) -> dict[str, dict[str, Any]]:

@@ -24,6 +24,7 @@ from halfstep.train.build import build_engine, build_held_out, build_loader, bui
 from halfstep.train.folder import RunFolder, refuse_used
 from halfstep.train.interruption import Interruption
 from halfstep.train.judge import Judge
+from halfstep.train.launch import let_waiting_threads_sleep
 from halfstep.train.limits import Limits, Stop
 from halfstep.train.loop import Loop
 from halfstep.train.opening import Opened, device_of, facts_of, open_inputs
@@ -80,7 +81,9 @@ def prepare(written: Written, *, started: datetime) -> Prepared:
         measured = measure_precision(model, opened.train_tokens, resolved.run, group, device)
         resolved = resolve(written, opened.inputs, replace(facts, precision=measured))
     return Prepared(
-        resolved=resolved.with_choices({**choices, "memory.allocator": allocator}),
+        resolved=resolved.with_choices(
+            {**choices, "memory.allocator": allocator, "threads.waiting": let_waiting_threads_sleep()}
+        ),
         opened=opened,
         model=model,
         device=device,

@@ -1,19 +1,47 @@
-"""Starts several ranks on this machine, through torchrun's own library."""
+"""How the processes of a run are started: threads that do not fight over cores, and ranks through torchrun's library.
+
+Nothing here is loaded before it is needed: what threads do while they wait is settled when torch is first imported.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
 import uuid
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-from torch.distributed.run import config_from_args, get_args_parser
+from halfstep.config.choice import ASKED_FOR, Choice
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig
 
 SECONDS_TO_SAVE = 600
 """How long ranks that were told to end may take for their update and their model; torchrun's own answer is 30."""
+SLEEP_SOON = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "2000"}
+"""OpenMP's word for it, and GNU's finer one: some 50 us of waiting, as long as threads differ on a quiet machine."""
+
+
+def let_waiting_threads_sleep() -> Choice[str]:
+    """See that OpenMP's threads do not spin for long while they wait for each other.
+
+    A thread that spins keeps its core from the thread that it waits for, if another program wants a core too.
+    It must be called before torch is imported.
+    """
+    if all(os.environ.get(name) == value for name, value in SLEEP_SOON.items()):
+        return _sleeping_soon()
+    if any(name in os.environ for name in SLEEP_SOON):
+        return Choice(value="as the environment says", reason=ASKED_FOR)
+    if "torch" in sys.modules:
+        return Choice(value="spinning", reason="torch was loaded before")
+    os.environ.update(SLEEP_SOON)
+    return _sleeping_soon()
+
+
+def _sleeping_soon() -> Choice[str]:
+    return Choice(value="sleeping soon", reason="spinning threads take the core from those that they wait for")
 
 
 def launch(command: Sequence[str], *, processes: int) -> int:
@@ -28,6 +56,11 @@ def launch(command: Sequence[str], *, processes: int) -> int:
     Returns:
         The exit code: that of the rank that failed first, 0 if none did.
     """
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import elastic_launch
+    from torch.distributed.run import config_from_args, get_args_parser
+
     logging.disable(logging.CRITICAL)  # this process does nothing else, and the ranks speak for themselves
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     config, entrypoint, arguments = config_from_args(get_args_parser().parse_args(_words(command, processes)))
