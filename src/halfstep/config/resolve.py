@@ -20,7 +20,7 @@ from halfstep.config.run import BatchRun, DataRun, EvaluationRun, LimitsRun, Mod
 from halfstep.config.schema import EvaluationSection, LimitsSection, Written
 from halfstep.errors import ConfigError
 
-DEFAULT_UPDATES = 500
+DEFAULT_UPDATES = 450
 DEFAULT_SEQUENCE = 128
 BYTES_SEQUENCE = 256
 LONGEST_EAGER_SEQUENCE = 256
