@@ -39,6 +39,8 @@ class _Words:
     """The names that the new lines use."""
 
     index: str
+    turn: str
+    """The number of the turn from 0, by the index."""
     start: str
     size: str
     is_last: str
@@ -116,7 +118,13 @@ def _words(program: Program, loop: BatchLoop) -> _Words:
     index = loop.index or fresh("i", "batch_index", "micro_batch")
     if loop.index is not None and any(loop.index in bound_names(s) for s in loop.node.body):
         raise NotSure(f"`{loop.index}`, which counts the batches, is changed in the loop", loop.node.lineno)
-    return _Words(index, fresh("window_start"), fresh("window_size"), fresh("is_last", "is_last_of_window"))
+    return _Words(
+        index,
+        f"({index} - {loop.start})" if loop.start else index,
+        fresh("window_start"),
+        fresh("window_size"),
+        fresh("is_last", "is_last_of_window"),
+    )
 
 
 def _count(program: Program, patch: Patch, loop: BatchLoop, words: _Words, count: int) -> None:
@@ -128,12 +136,11 @@ def _count(program: Program, patch: Patch, loop: BatchLoop, words: _Words, count
         parenthesised = isinstance(target, ast.Tuple) and not inner.startswith("(")
         patch.replace(target, f"{words.index}, {f'({inner})' if parenthesised else inner}")
         patch.replace(loop.node.iter, f"enumerate({text(loop.node.iter)})")
-    index = words.index if not loop.start else f"({words.index} - {loop.start})"
     patch.before(
         loop.node.body[0],
-        f"{words.start} = {index} - {index} % {CONSTANT}",
+        f"{words.start} = {words.turn} - {words.turn} % {CONSTANT}",
         f"{words.size} = min({CONSTANT}, {loop.length} - {words.start})",
-        f"{words.is_last} = {index} + 1 == {words.start} + {words.size}",
+        f"{words.is_last} = {words.turn} + 1 == {words.start} + {words.size}",
     )
     put_constant(patch, f"{CONSTANT} = {count}")
 
@@ -174,13 +181,9 @@ def _guard(program: Program, patch: Patch, body: Block, words: _Words) -> None:
             raise NotSure("a statement trains and also ends a window", body[index].lineno)
     _check_names(body, ending)
     for first, end in _joined(sorted(early)):
-        patch.wrap(body[first], body[end], f"if {_first_turn(words)}:")
+        patch.wrap(body[first], body[end], f"if {words.turn} == {words.start}:")
     for first, end in _joined(sorted(ending)):
         patch.wrap(body[first], body[end], f"if {words.is_last}:")
-
-
-def _first_turn(words: _Words) -> str:
-    return f"{words.index} == {words.start}"
 
 
 def _joined(indices: list[int]) -> list[tuple[int, int]]:

@@ -259,12 +259,18 @@ def _clips(program: Program) -> list[str]:
     return [f"{key}={value}" for key, value in found.items()]
 
 
+def _loader(loop: BatchLoop) -> ast.expr:
+    if loop.source is None:
+        raise NotSure("batches do not come from a loader, and an engine takes them from one", loop.node.lineno)
+    return loop.source
+
+
 def _rewrite(program: Program, patch: Patch, loop: BatchLoop, parts: _Parts, name: str, *, several: bool) -> None:
     """The loop runs over updates, and what remains in it reads their loss."""
     body = loop.node.body
     update = program.syntax.fresh("update", "engine_update")
-    assert loop.source is not None
-    patch.replace(loop.source, f"{name}.updates({program.syntax.text(loop.source)})")
+    source = _loader(loop)
+    patch.replace(source, f"{name}.updates({program.syntax.text(source)})")
     target = loop.node.target
     patch.replace(target.elts[1] if loop.index is not None and isinstance(target, ast.Tuple) else target, update)
     if not parts.kept:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
-class NotSure(Exception):  # noqa: N818 - an answer, not an error
+class NotSure(Exception):
     """A pass does not understand enough of the program; it changes nothing. The message says what and why."""
 
     def __init__(self, reason: str, line: int | None = None) -> None:

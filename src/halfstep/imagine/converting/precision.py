@@ -6,6 +6,7 @@ import ast
 
 from halfstep.events.vocabulary import Loss
 from halfstep.imagine.converting import scaling
+from halfstep.imagine.converting.arrays import keep_arrays
 from halfstep.imagine.converting.device import device_type
 from halfstep.imagine.converting.imports import ensure
 from halfstep.imagine.converting.outcome import NotSure
@@ -58,7 +59,9 @@ def _refuse(program: Program) -> None:
 
 def _cast(program: Program, patch: Patch, site: Site, dtype: str, scaler: str | None) -> None:
     header = _header(device_type(program, site.function), dtype)
-    for first, last in runs(program, site):
+    found = runs(program, site)
+    keep_arrays(program, patch, site, found)
+    for first, last in found:
         expression = inline_loss(site, last)
         if first == last and expression is not None:
             _split(program, patch, site.block[last], expression, header, scaler)

@@ -1,0 +1,242 @@
+"""What the edits look like, and what is left alone with which words."""
+
+import ast
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from halfstep.imagine.converting.conversion import convert
+from halfstep.imagine.converting.outcome import Wish
+
+SCRIPTS = Path(__file__).parent / "test_convert_scripts"
+HEAD = """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))
+loader = DataLoader(data, batch_size=4)
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+
+def change(loop, head=HEAD, judge=lambda _: frozenset(), **wish):
+    return convert(head + textwrap.dedent(loop), "script.py", Wish(**{"precision": "bf16", **wish}), judge)
+
+
+def after(result, line):
+    """The loop of the result: everything from a line on."""
+    return result.text[result.text.index(line) :]
+
+
+PLAIN = """
+for epoch in range(2):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+"""
+
+
+def test_plain_loop_in_bf16_gets_one_with_block():
+    assert after(change(PLAIN), "for epoch") == textwrap.dedent(
+        """\
+        for epoch in range(2):
+            for x, y in loader:
+                optimizer.zero_grad()
+                with torch.autocast(device_type="cpu", dtype=torch.bfloat16):
+                    loss = nn.functional.mse_loss(model(x), y)
+                loss.backward()
+                optimizer.step()
+        """
+    )
+
+
+def test_accumulation_and_scaler_together_read_as_one_would_write_them():
+    result = change(PLAIN, precision="fp16", accumulate=4)
+    assert result.left == []
+    assert after(result, "for epoch") == textwrap.dedent(
+        """\
+        for epoch in range(2):
+            for i, (x, y) in enumerate(loader):
+                window_start = i - i % ACCUMULATION_STEPS
+                window_size = min(ACCUMULATION_STEPS, len(loader) - window_start)
+                is_last = i + 1 == window_start + window_size
+                if i == window_start:
+                    optimizer.zero_grad()
+                with torch.autocast(device_type="cpu", dtype=torch.float16):
+                    loss = nn.functional.mse_loss(model(x), y)
+                scaler.scale(loss / window_size).backward()
+                if is_last:
+                    scaler.step(optimizer)
+                    scaler.update()
+        """
+    )
+
+
+def test_no_sync_is_around_forward_and_backward_of_all_but_the_last_micro_batch():
+    assert after(change(PLAIN, precision="fp32", accumulate=4, ddp=True), "        if i ==") == textwrap.dedent(
+        """\
+                if i == window_start:
+                    optimizer.zero_grad()
+                with nullcontext() if is_last else ddp_model.no_sync():
+                    loss = nn.functional.mse_loss(ddp_model(x), y)
+                    (loss / window_size).backward()
+                if is_last:
+                    optimizer.step()
+        dist.destroy_process_group()
+        """
+    )
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in SCRIPTS.glob("*.py") if p.stem != "helper_module"))
+def test_every_line_that_no_edit_names_is_kept_with_its_comment(name):
+    path = SCRIPTS / f"{name}.py"
+    result = convert(path.read_text(), str(path), Wish(precision="fp16", accumulate=4, ddp=True), lambda _: frozenset())
+    old, new = ([line.strip() for line in text.splitlines() if line.strip()] for text in (path.read_text(), result.text))
+    kept = iter(new)
+    gone = [line for line in old if line not in new]
+    assert all(any(line == other for other in kept) for line in old if line not in gone)  # in the same order
+    assert all(re.search(r"backward|step|for |loader|Loader|def |model|save|load|epoch", line) for line in gone)
+    assert [c for line in old if (c := line.partition("#")[2])] == [
+        c for line in new if (c := line.partition("#")[2]) and "was not skipped" not in c
+    ]
+
+
+def test_enumeration_from_one_counts_windows_from_one():
+    result = change(
+        PLAIN.replace("for x, y in loader", "for n, (x, y) in enumerate(loader, start=1)"), precision="fp32", accumulate=2
+    )
+    assert "window_start = (n - 1) - (n - 1) % ACCUMULATION_STEPS" in result.text
+    assert "if (n - 1) == window_start:" in result.text
+
+
+def test_sum_of_losses_is_not_divided():
+    loop = PLAIN.replace("mse_loss(model(x), y)", 'mse_loss(model(x), y, reduction="sum")')
+    assert "        loss.backward()\n" in change(loop, precision="fp32", accumulate=4).text
+
+
+def test_output_that_goes_to_numpy_is_made_fp32_again():
+    loop = PLAIN.replace(
+        "        loss = nn.functional.mse_loss(model(x), y)\n",
+        "        out = model(x)\n        loss = nn.functional.mse_loss(out, y)\n        seen = out.detach().numpy()\n",
+    )
+    assert "seen = out.detach().float().numpy()" in change(loop).text
+
+
+def test_pass_that_would_bring_a_fault_is_taken_back():
+    result = change(PLAIN, judge=lambda text: frozenset({"some-rule: a fault"} if "autocast" in text else ()))
+    assert result.left == ["precision: it would bring a fault: some-rule: a fault"]
+    assert result.text == HEAD + PLAIN
+
+
+GAN = PLAIN + "        other = torch.optim.SGD(model.parameters(), lr=0.1)\n        other.step()\n"
+LEFT = {
+    "no loop": ("x = 1\n", {}, "no training loop was heard in it: nothing calls `backward` and then an optimizer's `step`"),
+    "autocast": (
+        PLAIN.replace("        loss = ", '        with torch.autocast("cpu", dtype=torch.bfloat16):\n            loss = '),
+        {},
+        "precision: the loop has autocast or a loss scaler already",
+    ),
+    "several optimizers": (
+        GAN,
+        {},
+        "2 optimizers step in it: which losses and scales belong to which is for its author to say",
+    ),
+    "closure": (
+        """
+        def closure():
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(data[:][0]), data[:][1])
+            loss.backward()
+            return loss
+
+        for epoch in range(4):
+            optimizer.step(closure)
+        """,
+        {},
+        "the optimizer takes a closure, which may run forward and backward several times in a step",
+    ),
+    "custom backward": (
+        "class Round(torch.autograd.Function):\n    pass\n" + PLAIN,
+        {},
+        "line 9: `Round` has a backward pass of its own, whose precision is for its author to choose",
+    ),
+    "probabilities": (
+        PLAIN.replace("mse_loss(model(x), y)", "binary_cross_entropy(torch.sigmoid(model(x)), y)"),
+        {},
+        "precision: line 13: `binary_cross_entropy` takes probabilities, which autocast refuses on a GPU: give "
+        "`BCEWithLogitsLoss` what comes before the sigmoid, then convert",
+    ),
+    "half parameters": (
+        PLAIN.replace("\nfor epoch", "\nmodel.half()\nfor epoch"),
+        {},
+        "precision: the parameters themselves are in half precision: keep them in FP32, autocast casts what it multiplies",
+    ),
+    "one line": (
+        PLAIN.replace("        loss.backward()\n        optimizer.step()", "        loss.backward(); optimizer.step()"),
+        {"precision": "fp16"},
+        "precision: line 14: several statements stand on one line",
+    ),
+    "masked labels": (
+        PLAIN.replace("mse_loss(model(x), y)", "cross_entropy(model(x), y, ignore_index=-100)"),
+        {"precision": "fp32", "accumulate": 4},
+        "accumulation: line 14: the loss is a mean over the labels that are not ignored, and micro-batches hold different numbers "
+        "of them, so a mean of means would be another loss; with `halfstep.Engine` return their sum and their number",
+    ),
+    "skipped batches": (
+        PLAIN.replace(
+            "        optimizer.zero_grad()\n", "        if x.sum() > 9:\n            continue\n        optimizer.zero_grad()\n"
+        ),
+        {"precision": "fp32", "accumulate": 4},
+        "accumulation: line 13: `continue` would leave a window unfinished",
+    ),
+    "norm read for every batch": (
+        PLAIN.replace("        optimizer.step()\n", "        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n")
+        + "        optimizer.step()\n        x = print(norm)\n        y = norm\n",
+        {"precision": "fp32", "accumulate": 4},
+        "accumulation: line 17: `norm` is made at the end of a window and read for every batch",
+    ),
+    "ranks": (
+        PLAIN.replace("\nfor epoch", "\nmodel = nn.parallel.DistributedDataParallel(model)\nfor epoch"),
+        {"precision": "fp32", "ddp": True},
+        "ranks: the program knows of ranks already",
+    ),
+    "batch read beside its loss": (
+        PLAIN + "        print(x.shape)\n",
+        {"engine": True},
+        "engine: line 16: `x` of a micro-batch is read beside its loss, and an update has only that",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_what_is_not_understood_is_left_with_its_reason(case):
+    loop, wish, reason = LEFT[case]
+    result = change(loop, **wish)
+    assert result.left == [reason]
+    assert result.text == HEAD + textwrap.dedent(loop)
+
+
+def test_text_that_is_not_python_is_left():
+    result = convert("def (:\n", "script.py", Wish(), lambda _: frozenset())
+    assert result.left == ["the file is not Python that can be read"]
+
+
+@pytest.mark.parametrize("unit", ["  ", "\t", "   "])
+def test_indentation_of_the_file_is_used(unit):
+    text = (HEAD + PLAIN).replace("    ", unit)
+    result = convert(text, "script.py", Wish(precision="fp16", accumulate=2), lambda _: frozenset())
+    ast.parse(result.text)
+    assert f"\n{unit * 2}with torch.autocast(" in result.text
+    assert f"\n{unit * 3}loss = " in result.text
+
+
+def test_names_that_the_file_uses_are_not_taken():
+    result = change(PLAIN.replace("\nfor epoch", "\nscaler = None\nfor epoch"), precision="fp16")
+    assert "grad_scaler.scale(loss).backward()" in result.text
+    assert "scaler = None" in result.text
