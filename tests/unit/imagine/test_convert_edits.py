@@ -185,8 +185,8 @@ LEFT = {
     "masked labels": (
         PLAIN.replace("mse_loss(model(x), y)", "cross_entropy(model(x), y, ignore_index=-100)"),
         {"precision": "fp32", "accumulate": 4},
-        "accumulation: line 14: the loss is a mean over the labels that are not ignored, and micro-batches hold different numbers "
-        "of them, so a mean of means would be another loss; with `halfstep.Engine` return their sum and their number",
+        "accumulation: line 14: the loss is a mean over the labels that are not ignored, and micro-batches hold different "
+        "numbers of them, so a mean of means would be another loss; with `halfstep.Engine` return their sum and their number",
     ),
     "skipped batches": (
         PLAIN.replace(
