@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.optim import AdamW
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -208,3 +209,22 @@ def test_counters_tell_computed_from_learnt() -> None:
     run.update(bad.times(math.inf))
     counters = run.engine.counters
     assert (counters.weight, counters.micro_batches, counters.samples) == (6.0, 3, 9)
+
+
+@on_both_paths
+@pytest.mark.parametrize("fused", [True, False])
+def test_an_overflow_in_one_optimizers_part_skips_all_of_them(fused: bool, on_host: bool) -> None:
+    """By hand, a scaler steps the others: half an update."""
+    model = tiny_model()
+    head = AdamW(model[3].parameters(), lr=0.01, fused=fused)
+    body = AdamW([*model[0].parameters(), *model[1].parameters()], lr=0.01, fused=fused)
+
+    def loss(model: nn.Module, batch: Batch) -> Tensor:
+        return mean_loss(model, batch) + Exploding.apply(model[3].bias).sum() * (batch.factor - 1.0)
+
+    engine = Engine(model, [head, body], loss=loss, precision="fp32")
+    engine = engine if on_host else as_if_on_a_device(engine)
+    (bad,) = micro_batches(1)
+    before = state(model)
+    assert engine.update([bad.times(2.0)]).cause is Cause.OVERFLOW
+    assert_bitwise(before, state(model))

@@ -8,13 +8,23 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim import SGD
+from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, OneCycleLR, ReduceLROnPlateau, SequentialLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from halfstep import Engine
 from halfstep.precision.scaler import ScalerSettings
-from parity.by_hand import ByHand, as_if_on_a_device, assert_bitwise, in_windows, mean_loss, micro_batches, state, tiny_model
+from parity.by_hand import (
+    ByHand,
+    as_if_on_a_device,
+    assert_bitwise,
+    assert_near,
+    in_windows,
+    mean_loss,
+    micro_batches,
+    state,
+    tiny_model,
+)
 
 on_both_paths = pytest.mark.parametrize("on_host", [True, False], ids=["host", "device"])
 
@@ -126,3 +136,15 @@ def test_weight_of_applied_updates_is_counted() -> None:
     )
     list(engine.updates(micro_batches(4)))
     assert (engine.counters.weight, engine.counters.micro_batches, engine.counters.samples) == (12.0, 4, 8)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_learning_rate_may_be_a_tensor(fused: bool) -> None:
+    ends = []
+    for lr in (torch.tensor(0.01), 0.01):
+        model = tiny_model()
+        optimizer = AdamW(model.parameters(), lr=lr, fused=fused, foreach=False)
+        updates = list(Engine(model, optimizer, loss=mean_loss, precision="fp32").updates(micro_batches(2)))
+        assert [update.lr for update in updates] == pytest.approx([0.01, 0.01])
+        ends.append(state(model))
+    assert_near(*ends, rtol=2e-6, atol=2e-6)
