@@ -45,7 +45,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--print-config", action="store_true", help="show the resolved run with its reasons, and end")
     parser.add_argument("--processes", type=int, metavar="N", help="start so many ranks on this machine")
-    parser.add_argument("--run", metavar="DIR", help="the folder in which the run is kept")
+    parser.add_argument(
+        "--run",
+        "--run-folder",
+        metavar="DIR",
+        help="the folder in which the run is kept; torchrun, which has words of its own that begin so, wants the longer form",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
