@@ -63,7 +63,15 @@ def arithmetic(state: State, left: Value, op: ast.operator, right: Value, node: 
         return left
     if isinstance(left, dict) and isinstance(right, dict):
         return {**left, **right}
+    if _holds_params(left) and _holds_params(right):
+        return [*(left if isinstance(left, list) else [left]), *(right if isinstance(right, list) else [right])]
     return _unknown(state, left, op, right, node)
+
+
+def _holds_params(value: Value) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(_holds_params(item) for item in value[:8])
+    return isinstance(value, Thing) and value.kind == "params"
 
 
 def _numbers(state: State, left: int | float, op: ast.operator, right: int | float) -> Value:

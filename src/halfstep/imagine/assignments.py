@@ -60,7 +60,7 @@ class Assignments(State):
 
     def kept(self, before: Value, after: Value, name: str, node: ast.AST) -> Value:
         """An accumulator that now holds a graph: note it, so that it can be told from a sum that is backpropagated."""
-        if not isinstance(after, Tensor) or not after.grad or not self.grad_enabled:
+        if not isinstance(after, Tensor) or not after.grad or not self.grad_enabled or "guess" in after.tags:
             return after
         inherited = (before if isinstance(before, Tensor) else after).retained
         number = next(iter(inherited), 0) or self.number("container")

@@ -22,7 +22,7 @@ MAX_DEPTH = 30
 MAX_EVENTS = 12_000
 
 
-class Signal(Exception):  # noqa: N818 - control flow, not an error
+class Signal(Exception):
     """Control flow of the imagined program."""
 
 
@@ -42,14 +42,18 @@ class ReturnValue(Signal):
 
 
 class Raised(Signal):
-    """`raise`, or the end of the process."""
+    """`raise`."""
 
 
-class OutOfBudget(Exception):  # noqa: N818 - control flow
+class Exited(Raised):
+    """The end of the process, as it was meant: what was heard so far is whole."""
+
+
+class OutOfBudget(Exception):
     """The program is too long to be imagined."""
 
 
-class Restart(Exception):  # noqa: N818 - control flow
+class Restart(Exception):
     """Something was learned (of the length of loaders) that holds from the start."""
 
     def __init__(self, micro_batches: int) -> None:

@@ -12,6 +12,7 @@ from halfstep.imagine.state import (
     MICRO_BATCHES,
     BreakLoop,
     ContinueLoop,
+    Exited,
     Raised,
     Restart,
     ReturnValue,
@@ -133,8 +134,9 @@ class Statements(Assignments):
             self.scope, self.module, self.stack = module.scope, module, []
             try:
                 self.run(module.tree.body)
-            except Raised:
-                pass
+            except Raised as raised:
+                if module.name == "__main__" and not isinstance(raised, Exited):
+                    raise
             finally:
                 self.scope, self.module, self.stack = saved
         return module

@@ -23,7 +23,10 @@ MAX_EVENTS = 30_000
 MAX_ROOTS = 10
 MAX_FUNCTIONS = 400
 INTERESTING = frozenset(
-    "backward manual_backward step zero_grad unscale_ update GradScaler autocast DataLoader clip_grad_norm_ clip_grad_value_ save eval".split()
+    ["""
+    backward", "manual_backward", "step", "zero_grad", "unscale_", "update", "GradScaler", "autocast",
+    "DataLoader", "clip_grad_norm_", "clip_grad_value_", "save", "eval
+    """.split()
 )
 """A function that calls one of these may be a start worth imagining."""
 
@@ -78,7 +81,9 @@ class _Teller:
         self.named: dict[str, list[str]] = {}
         for name in self.nodes:
             self.named.setdefault(name.split(".")[-1], []).append(name)
-        reach = {name: self._reaching(name, called) for name in self.nodes} if wanted else dict.fromkeys(self.nodes, set())
+        reach = (
+            {name: self._reaching(name, called) for name in self.nodes} if wanted else {name: set[str]() for name in self.nodes}
+        )
         useful = [
             name for name in self.nodes if not name.split(".")[-1].startswith("__") and ({name} | reach[name]) & set(wanted)
         ]

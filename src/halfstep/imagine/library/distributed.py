@@ -93,9 +93,10 @@ def _set_device(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: s
 def _spawn(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     func = args[0] if args else kwargs.get("fn")
     given = settled(kwargs.get("args", args[1] if len(args) > 1 else ()))
-    return state.call(
-        func, [Unknown("rank", frozenset({"rank"})), *(given if isinstance(given, (tuple, list)) else [])], {}, node
-    )
+    rank = Unknown("rank", frozenset({"rank"}))
+    result = state.call(func, [rank, *(given if isinstance(given, (tuple, list)) else [])], {}, node)
+    state.make("spawn end", node)
+    return result
 
 
 def _available(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:

@@ -137,6 +137,8 @@ def blend(state: Calls, name: str, values: list[Value], node: ast.AST) -> Value:
         made = derive(base, models=base.models | models, grad=state.grad_enabled, dtype=None, tags=base.tags | {"data"})
         made.divisors = base.divisors
         made.reduction = None
+        if not any(t.grad for t in tensors_in):
+            made.tags |= {"guess"}
         return made
     if tensors_in:
         return derive(*tensors_in, dtype=None, tags=tags | {"data"})

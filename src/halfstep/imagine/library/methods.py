@@ -228,7 +228,7 @@ def _on_list(state: Calls, value: list[Value], name: str, args: Args, node: ast.
 
 def _keep(state: Calls, container: list[Value], element: Value, node: ast.AST) -> None:
     for tensor in (v for v in flat([element]) if isinstance(v, Tensor)):
-        if not tensor.grad or not state.grad_enabled or tensor.name == "parameter":
+        if not tensor.grad or not state.grad_enabled or tensor.name == "parameter" or "guess" in tensor.tags:
             continue
         key = ("container", id(container))
         number = state.memo.get(key)

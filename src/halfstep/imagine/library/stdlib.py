@@ -11,8 +11,8 @@ from halfstep.events.vocabulary import MemoryFlush, Seed
 from halfstep.imagine.library import python
 from halfstep.imagine.library.python import read_on_host
 from halfstep.imagine.naming import hinted
-from halfstep.imagine.state import Raised
-from halfstep.imagine.values import Instance, Partial, Tensor, Unknown, Value, model_of, settled, tagged, tags_of
+from halfstep.imagine.state import Exited
+from halfstep.imagine.values import Instance, Partial, Tensor, Thing, Unknown, Value, model_of, settled, tagged, tags_of
 
 if TYPE_CHECKING:
     from halfstep.imagine.calls import Calls
@@ -80,7 +80,7 @@ def _seed(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) ->
 
 
 def _exit(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    raise Raised
+    raise Exited
 
 
 def _defaultdict(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
@@ -116,7 +116,17 @@ def _parser(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) 
     return made
 
 
+def _chain(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    values = [settled(a) for a in args]
+    if values and all(isinstance(v, Thing) and v.kind == "params" for v in values):
+        made = state.make("params", None)
+        made.owners, made.facts["generator"] = {owner for v in values for owner in v.owners}, True
+        return made
+    return [item for v in values for item in state.items(v, node)]
+
+
 TABLE: dict[str, Callable[..., Value]] = {
+    "itertools.chain": _chain,
     "builtins.exit": _exit,
     "builtins.quit": _exit,
     "sys.exit": _exit,

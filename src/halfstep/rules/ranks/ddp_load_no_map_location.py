@@ -75,8 +75,12 @@ def train(model, dataset, epochs=2):
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """Loads without a place in a trace with a process group or a DDP model."""
-    distributed = any(m.what.kind == "group" or m.facts.get("wrapper") == "ddp" for m in trace.of(Made))
+    groups = [m for m in trace.of(Made) if m.what.kind == "group"]
+    wrapped = any(m.facts.get("wrapper") == "ddp" for m in trace.of(Made))
+    if not (groups or wrapped) or any(m.facts.get("backend") == "gloo" for m in groups):
+        return
+    ended = min((m.serial for m in trace.of(Made) if m.what.kind == "spawn end"), default=len(trace.events))
     for event in trace.of(Load):
-        if distributed and event.target is None and not event.map_location:
+        if event.serial < ended and event.target is None and not event.map_location:
             fix = FixRequest("keyword", event.place, 'map_location="cpu"') if event.place else None
             yield Found(event.place, "without `map_location` every rank loads onto GPU 0", fix)
