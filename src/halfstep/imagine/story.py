@@ -23,10 +23,10 @@ MAX_EVENTS = 30_000
 MAX_ROOTS = 10
 MAX_FUNCTIONS = 400
 INTERESTING = frozenset(
-    ["""
-    backward", "manual_backward", "step", "zero_grad", "unscale_", "update", "GradScaler", "autocast",
-    "DataLoader", "clip_grad_norm_", "clip_grad_value_", "save", "eval
-    """.split()
+    {
+        *("backward", "manual_backward", "step", "zero_grad", "unscale_", "update", "clip_grad_norm_", "clip_grad_value_"),
+        *("GradScaler", "autocast", "DataLoader", "save", "eval"),
+    }
 )
 """A function that calls one of these may be a start worth imagining."""
 
