@@ -22,7 +22,6 @@ from halfstep.imagine.suppress import UNUSED, kept
 from halfstep.rules.judge import judge
 from halfstep.rules.settings import Settings, nearest, severity_of
 
-SYNTAX = "syntax-error"
 MAX_ROUNDS = 4
 """Rounds of fixing: a fix may make room for another."""
 
