@@ -37,7 +37,7 @@ def run(text, folder, ranks):
 @pytest.mark.parametrize(
     ("name", "small", "large", "accumulate"),
     [
-        ("plain", "batch_size=6", "batch_size=12", 1),
+        ("phases", "batch_size=8", "batch_size=16", 1),
         ("trainer", "batch_size=8", "batch_size=16", 1),
         ("validated", "batch_size=8", "batch_size=32", 2),
     ],

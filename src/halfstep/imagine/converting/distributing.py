@@ -50,11 +50,14 @@ def distribute(program: Program) -> tuple[str, list[str]]:
 
 
 def _start_group(program: Program, patch: Patch, dist: str) -> int:
-    """Join the ranks before anything is made, and leave when all is done."""
+    """Join the ranks before anything is made, and leave when all is done.
+
+    No backend is named: torch then has gloo for tensors of the CPU and the GPU's own for the GPU's, whatever the device will be.
+    """
     block, first, last = _life(program)
     patch.before(
         block[first],
-        f'{dist}.init_process_group("nccl" if torch.cuda.is_available() else "gloo")',
+        f"{dist}.init_process_group()",
         "if torch.cuda.is_available():",
         f'{program.syntax.unit(block[first])}torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))',
     )

@@ -37,12 +37,12 @@ def add_scaler(program: Program, patch: Patch, *, auto: bool) -> Names:
     names = Names(home.prefix + plain, home.prefix + dtype if auto else "torch.float16")
     _make(program, patch, home, names, auto)
     carrier = Carrier(program, patch, home, (dtype, plain) if auto else (plain,))
-    for call, event in backward_calls(program).items():
+    for event in {e.stack: e for e in program.all(Backward, Step)}.values():
         carrier.reach(event)
+    for call in backward_calls(program):
         _scale(program, patch, call, names.scaler)
-    _unscale(program, patch, carrier, home, names.scaler)
-    for call, step in step_calls(program).items():
-        carrier.reach(step)
+    _unscale(program, patch, home, names.scaler)
+    for call in step_calls(program):
         _step(program, patch, call, names.scaler)
     _hold_schedule(program, patch, names.scaler)
     add_state(program, patch, carrier, home, names.scaler)
@@ -82,7 +82,7 @@ def _step(program: Program, patch: Patch, call: ast.Call, scaler: str) -> None:
     patch.after(statement, f"{scaler}.update()")
 
 
-def _unscale(program: Program, patch: Patch, carrier: Carrier, home: Home, scaler: str) -> None:
+def _unscale(program: Program, patch: Patch, home: Home, scaler: str) -> None:
     """Gradients get their true size before the first look at them in each window."""
     for trace in program.traces:
         for event in _first_looks(trace):
@@ -92,7 +92,6 @@ def _unscale(program: Program, patch: Patch, carrier: Carrier, home: Home, scale
             if frame is None:
                 raise NotSure("gradients are read or clipped in a function that does not hold the optimizer's step")
             patch.before(_simple(program, frame.statement, event), f"{scaler}.unscale_({home.subject})")
-            carrier.reach(next(trace.of(Step)))
 
 
 def _simple(program: Program, statement: ast.stmt, event: Event) -> ast.stmt:

@@ -27,7 +27,8 @@ def share(program: Program, patch: Patch) -> None:
     if made is None or call is None:
         raise NotSure("the loader is not made in this file, so its data cannot be shared out", source.lineno)
     _sample(program, patch, made, call)
-    _tell_epoch(program, patch, source, begun[0])
+    for event in {e.loops[-1].place: e for e in begun if e.loops}.values():
+        _tell_epoch(program, patch, source, event)
 
 
 def _sample(program: Program, patch: Patch, made: Made, call: ast.Call) -> None:
@@ -61,8 +62,6 @@ def _sample(program: Program, patch: Patch, made: Made, call: ast.Call) -> None:
 
 
 def _tell_epoch(program: Program, patch: Patch, source: ast.expr, begun: EpochBegin) -> None:
-    if not begun.loops:
-        return
     place = begun.loops[-1].place
     nodes = program.syntax.nodes_at(place) if place is not None and program.syntax.here(place) else []
     epochs = next((n for n in nodes if isinstance(n, ast.For)), None)
