@@ -13,12 +13,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel
 
 from halfstep import Engine
 from halfstep.engine import Cause
+from halfstep.errors import ModelError
 from halfstep.precision.scaler import ScalerSettings
 from parity.by_hand import (
     FUSED,
@@ -180,3 +182,21 @@ def test_loss_norm_weight_and_scale_of_an_update_are_the_same_on_both_paths(prec
     assert seen[0] == pytest.approx(seen[1], rel=FP32_ROUNDING)
     assert seen[0][2:] == (7.0, 2.0**10 if precision == "fp16" else 1.0)
     assert not torch.tensor(seen).isnan().any()
+
+
+@pytest.mark.parametrize(("weight", "said"), [(-2.0, "-2"), (math.inf, "inf")])
+def test_a_weight_that_is_no_count_is_told_when_it_arrives(weight: float, said: str) -> None:
+    """On the host before the step, on a device with the skip flag."""
+
+    def loss(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        return weighted_loss(model, batch)[0], torch.tensor(weight)
+
+    for on_host in (True, False):
+        model = tiny_model()
+        engine = Engine(model, UNFUSED["SGD"](model.parameters()), loss=loss, precision="fp32")
+        engine = engine if on_host else as_if_on_a_device(engine)
+        with pytest.raises(ModelError) as told:
+            list(engine.updates(micro_batches(1)))
+        assert str(told.value) == (
+            f"The weights of a window add up to {said}; a weight counts tokens or samples: 0 or more, and finite."
+        )
