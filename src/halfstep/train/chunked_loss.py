@@ -216,10 +216,12 @@ def _loss(log_shares: Tensor, targets: Tensor, smoothing: float) -> Tensor:
 
 def _gradient(log_shares: Tensor, targets: Tensor, smoothing: float) -> Tensor:
     """The gradient of `_loss` by the logits: softmax less the (smoothed) target. It takes the place of `log_shares`."""
-    ignored = (targets == IGNORED)[:, None]
     gradient = log_shares.exp_()
     if smoothing != 0.0:
         gradient.sub_(smoothing / gradient.shape[1])
     share = torch.full((len(targets), 1), smoothing - 1.0, dtype=gradient.dtype, device=gradient.device)
+    if targets.device.type == "cpu":  # there every token of a chunk counts
+        return gradient.scatter_add_(1, targets[:, None], share)
+    ignored = (targets == IGNORED)[:, None]
     gradient.scatter_add_(1, targets[:, None].masked_fill(ignored, 0), share)
     return gradient.masked_fill_(ignored, 0.0)
