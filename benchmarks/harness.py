@@ -75,8 +75,12 @@ def paired(
 def ratio_row(
     what: str, against: str, ours: list[float], theirs: list[float], *, goal: Goal | None = None, unit: str = "s"
 ) -> Row:
-    """The ratio of two things measured in the same rounds, with both sizes in the note."""
-    note = f"{summarize(ours, unit)} against {summarize(theirs, unit)}"
+    """The ratio of two things measured in the same rounds, with both sizes in the note.
+
+    On a busy machine the least of each says more than its median.
+    """
+    least = paired_ratio([min(ours)], [min(theirs)])
+    note = f"{summarize(ours, unit)} against {summarize(theirs, unit)}; ratio of the least of each {least.value:.3g}"
     return Row(what=what, against=against, figure=paired_ratio(ours, theirs), goal=goal, note=note)
 
 

@@ -14,9 +14,8 @@ import pytest
 from docs.blocks import KINDS, Block, Document, commands
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("README.md", "README.zh-CN.md", "CONTRIBUTING.md", "CHANGELOG.md")
+NAMES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 DOCUMENTS = [Document(path) for path in [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").glob("*.md"))]]
-TRANSLATIONS = [("README.md", "README.zh-CN.md"), ("docs/guide.md", "docs/guide.zh.md")]
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SCRIPT = "model = torch.nn.Linear(1, 1)\n"
 END_OF_BLOCK = "\x1e"
@@ -97,19 +96,13 @@ def test_no_block_is_left_unrun(document: Document) -> None:
     assert [block.text for block in document.blocks if block.kind in ("toml", "text") and not block.file_name] == []
 
 
-@pytest.mark.parametrize(("original", "translation"), TRANSLATIONS)
-def test_a_translation_holds_the_same_code(original: str, translation: str) -> None:
-    first, second = ([block.code for block in Document(ROOT / name).blocks] for name in (original, translation))
-    assert second == first
-
-
 @each_document
 def test_paths_that_a_document_names_exist(document: Document) -> None:
     named = re.findall(r"`((?:src|tests|docs|examples|benchmarks)/[\w./-]+)`", document.path.read_text(encoding="utf-8"))
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-@pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
+@pytest.mark.parametrize("name", ["README.md"])
 def test_readme_is_one_screen(name: str) -> None:
     assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) <= 80
 

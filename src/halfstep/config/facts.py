@@ -80,6 +80,7 @@ class Facts:
         data: how much text there is.
         started: when the run was started, for the name of its folder.
         precision: what measuring the model in each precision led to; `None` as long as that was not done.
+        loss_chunk: what trying the model without its logits led to; `None` as long as that was not done.
     """
 
     machine: MachineFacts
@@ -87,3 +88,4 @@ class Facts:
     data: DataFacts
     started: datetime
     precision: Choice[Precision] | None = None
+    loss_chunk: Choice[int] | None = None

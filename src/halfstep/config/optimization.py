@@ -60,6 +60,7 @@ def decide_optimizer(asked: OptimizerSection, facts: Facts, decisions: Decisions
         else decisions.default("optimizer.momentum", asked.momentum, usual.momentum, reason),
         clip_norm=decisions.default("optimizer.clip_norm", asked.clip_norm, 1.0, "usual for language models"),
         clip_value=decisions.default("optimizer.clip_value", asked.clip_value, 0.0, "off: the norm is clipped"),
+        ema_decay=decisions.default("optimizer.ema_decay", asked.ema_decay, 0.0, "off: a falling rate averages too"),
     )
 
 
@@ -93,9 +94,11 @@ def decide_scheduler(asked: SchedulerSection, planned: int | None, decisions: De
             'updates. Give `limits.updates`, `limits.epochs` or `limits.tokens` too, or use "constant".'
         )
     falls = name is not SchedulerName.CONSTANT
+    warmup = decisions.take("scheduler.warmup_updates", asked.warmup_updates, lambda: _warmup(planned))
     return SchedulerRun(
         name=name,
-        warmup_updates=decisions.take("scheduler.warmup_updates", asked.warmup_updates, lambda: _warmup(planned)),
+        warmup_updates=warmup,
+        decay_updates=_decay(asked, name, planned, warmup, decisions),
         final_share=decisions.default(
             "scheduler.final_share",
             asked.final_share,
@@ -103,6 +106,27 @@ def decide_scheduler(asked: SchedulerSection, planned: int | None, decisions: De
             "a last twentieth keeps the end from standing still" if falls else "the rate stays",
         ),
     )
+
+
+def _decay(asked: SchedulerSection, name: SchedulerName, planned: int | None, warmup: int, decisions: Decisions) -> int | None:
+    if name is not SchedulerName.WSD:
+        if not is_auto(asked.decay_updates):
+            raise ConfigError(f'`scheduler.decay_updates` has no effect on "{name}": it belongs to "wsd". Leave it out.')
+        return None
+    assert planned is not None
+    updates = decisions.take("scheduler.decay_updates", asked.decay_updates, lambda: automatic_decay_updates(planned, warmup))
+    if warmup + updates > planned:
+        raise ConfigError(
+            f"`scheduler.warmup_updates = {warmup}` and `scheduler.decay_updates = {updates}` are more than the run's "
+            f"{planned:,} updates. Use less of either."
+        )
+    return updates
+
+
+def automatic_decay_updates(planned: int, warmup: int) -> Choice[int]:
+    """A fifth of the run, as much of it as the warm-up leaves."""
+    updates = min(max(1, planned // 5), max(0, planned - warmup))
+    return Choice(value=updates, reason=f"a fifth of {planned:,} updates")
 
 
 def _course(planned: int | None) -> Choice[SchedulerName]:

@@ -80,6 +80,8 @@ class SchedulerName(str, Enum):
     COSINE = "cosine"
     LINEAR = "linear"
     CONSTANT = "constant"
+    WSD = "wsd"
+    """Warm-up, stable, decay."""
 
     def __str__(self) -> str:
         return self.value

@@ -80,6 +80,10 @@ def _model(written: Written, inputs: Inputs, facts: Facts, sequence_length: int,
         checkpoint_activations=decisions.default(
             "model.checkpoint_activations", asked.checkpoint_activations, False, "recomputing costs a third more time"
         ),
+        loss_chunk=decisions.take(
+            "model.loss_chunk", asked.loss_chunk, lambda: facts.loss_chunk or Choice(value=0, reason="not tried")
+        ),
+        label_smoothing=decisions.default("model.label_smoothing", asked.label_smoothing, 0.0, "targets as they are"),
     )
 
 
@@ -193,6 +197,7 @@ def _evaluation(
             every > 0,
             "the best model is kept beside the last, if any is judged",
         ),
+        patience=decisions.default("evaluation.patience", asked.patience, 0, "the limits alone end the run"),
     )
 
 

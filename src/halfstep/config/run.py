@@ -24,6 +24,8 @@ class ModelRun:
     config: Mapping[str, Any] | None
     attention: Attention
     checkpoint_activations: bool
+    loss_chunk: int
+    label_smoothing: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,25 +59,28 @@ class OptimizerRun:
     momentum: float | None
     clip_norm: float
     clip_value: float
+    ema_decay: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerRun:
-    """The learning rate over applied updates."""
+    """The learning rate over applied updates; `decay_updates` is `None` where the fall has no length of its own."""
 
     name: SchedulerName
     warmup_updates: int
+    decay_updates: int | None
     final_share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRun:
-    """What is held out and how often it is looked at (0: never)."""
+    """What is held out, how often it is looked at (0: never), and how many looks may be no better (0: any number)."""
 
     every_updates: int
     share: float | None
     files: tuple[str, ...] | None
     keep_best: bool
+    patience: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

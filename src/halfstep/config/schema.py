@@ -72,6 +72,8 @@ class ModelSection(Section):
     config: dict[str, Any] | None = _key("a table of the architecture's own configuration keys")
     attention: Annotated[Attention, Word] | Auto | None = _key('"auto", "sdpa" or "eager"')
     checkpoint_activations: bool | Auto | None = _key(YES_OR_NO)
+    loss_chunk: CountOrNone | Auto | None = _key('a whole number of tokens above 0, 0 for all at once, or "auto"')
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] | Auto | None = _key('a share of at least 0 and below 1, or "auto"')
 
 
 class DataSection(Section):
@@ -102,13 +104,15 @@ class OptimizerSection(Section):
     momentum: Beta | Auto | None = _key('a number of at least 0 and below 1, or "auto"')
     clip_norm: AtLeastZero | Auto | None = _key(CLIP)
     clip_value: AtLeastZero | Auto | None = _key(CLIP)
+    ema_decay: Beta | Auto | None = _key('a number above 0 and below 1, 0 for no averaged weights, or "auto"')
 
 
 class SchedulerSection(Section):
     """How the learning rate moves over applied updates."""
 
-    name: Annotated[SchedulerName, Word] | Auto | None = _key('"cosine", "linear" or "constant"')
+    name: Annotated[SchedulerName, Word] | Auto | None = _key('"cosine", "linear", "constant" or "wsd"')
     warmup_updates: CountOrNone | Auto | None = _key(FROM_ZERO.format("updates"))
+    decay_updates: CountOrNone | Auto | None = _key(FROM_ZERO.format("updates"))
     final_share: Annotated[float, Field(ge=0, le=1)] | Auto | None = _key('a share of the learning rate from 0 to 1, or "auto"')
 
 
@@ -119,6 +123,7 @@ class EvaluationSection(Section):
     share: Annotated[float, Field(gt=0, lt=1)] | Auto | None = _key('a share of the text above 0 and below 1, or "auto"')
     files: Paths | None = _key(FILES)
     keep_best: bool | Auto | None = _key(YES_OR_NO)
+    patience: CountOrNone | Auto | None = _key(FROM_ZERO.format("evaluations"))
 
 
 class LimitsSection(Section):

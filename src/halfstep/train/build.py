@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
 from halfstep.config.choice import Choice
@@ -18,9 +19,11 @@ from halfstep.config.run import OptimizerRun, Resolved, Run, SchedulerRun
 from halfstep.distributed import Group
 from halfstep.engine import Engine
 from halfstep.precision.select import select_precision
+from halfstep.train.averaging import averaged
 from halfstep.train.corpus import Tokens
+from halfstep.train.courses import warmup_stable_decay
 from halfstep.train.evaluate import HeldOut
-from halfstep.train.loss import causal_lm_loss
+from halfstep.train.head import causal_loss, choose_chunk
 from halfstep.train.models import load_model, new_model
 from halfstep.train.opening import Opened
 from halfstep.train.order import RankBatches
@@ -50,7 +53,17 @@ def measure_precision(model: nn.Module, tokens: Tokens, run: Run, group: Group, 
     """
     micro_batch = Windows(tokens, run.data.sequence_length).__getitems__(range(run.batch.micro))
     on_device = {key: value.to(device) for key, value in micro_batch.items()}
-    return select_precision(model, causal_lm_loss, on_device, device, group_broadcast=group.from_first)
+    loss = causal_loss(run.model.loss_chunk, run.model.label_smoothing)
+    return select_precision(model, loss, on_device, device, group_broadcast=group.from_first)
+
+
+def try_loss(model: nn.Module, run: Run, asked: int | None) -> Choice[int]:
+    """How many tokens' logits are computed at a time, tried on the model itself.
+
+    Raises:
+        ModelError: chunks were asked for, and the model cannot do without its logits.
+    """
+    return choose_chunk(model, micro_tokens=run.batch.micro * run.data.sequence_length, asked=asked)
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[ParameterGroup]:
@@ -106,6 +119,14 @@ def course(settings: SchedulerRun, planned: int | None) -> Callable[[int], float
             return (applied + 1) / (settings.warmup_updates + 1)
         if planned is None or settings.name is SchedulerName.CONSTANT:
             return 1.0
+        if settings.decay_updates is not None:
+            return warmup_stable_decay(
+                applied,
+                warmup=settings.warmup_updates,
+                decay=settings.decay_updates,
+                planned=planned,
+                final_share=settings.final_share,
+            )
         span = max(1, planned - 1 - settings.warmup_updates)
         way = min(1.0, (applied - settings.warmup_updates) / span)
         fall = way if settings.name is SchedulerName.LINEAR else (1 - math.cos(math.pi * way)) / 2
@@ -114,19 +135,25 @@ def course(settings: SchedulerRun, planned: int | None) -> Callable[[int], float
     return share
 
 
-def build_engine(model: nn.Module, resolved: Resolved) -> tuple[Engine, dict[str, Choice[Any]]]:
+def build_average(model: nn.Module, run: Run) -> AveragedModel | None:
+    """The averaged weights; `None` where none are kept."""
+    return averaged(model, run.optimizer.ema_decay) if run.optimizer.ema_decay else None
+
+
+def build_engine(model: nn.Module, resolved: Resolved, average: AveragedModel | None) -> tuple[Engine, dict[str, Choice[Any]]]:
     """The engine over the model, and what was decided on the way."""
     run = resolved.run
     optimizer, fused = build_optimizer(model, run.optimizer)
     engine = Engine(
         model,
         optimizer,
-        loss=causal_lm_loss,
+        loss=causal_loss(run.model.loss_chunk, run.model.label_smoothing),
         scheduler=build_scheduler(optimizer, run.scheduler, resolved.planned_updates),
         precision=run.precision,
         accumulate=run.accumulate,
         clip_norm=run.optimizer.clip_norm or None,
         clip_value=run.optimizer.clip_value or None,
+        ema=average,
         tail=run.batch.tail,
         checkpoint_activations=run.model.checkpoint_activations,
         evidence=Path(run.run.folder) / "evidence",
@@ -161,6 +188,7 @@ def build_held_out(opened: Opened, run: Run, group: Group, engine: Engine) -> He
         batches=_loader(windows, pieces, engine.device),
         num_tokens=len(tokens) - 1,
         num_bytes=opened.data.evaluation_bytes,
+        loss=causal_loss(run.model.loss_chunk),
         device=engine.device,
         autocast=engine.autocast,
         group=group,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-from halfstep.config.choice import Choice
-
 
 def warmup_stable_decay(applied: int, *, warmup: int, decay: int, planned: int, final_share: float) -> float:
     """The share of the learning rate after so many applied updates (Hu et al., arXiv 2404.06395).
@@ -26,9 +24,3 @@ def warmup_stable_decay(applied: int, *, warmup: int, decay: int, planned: int, 
     if decay == 0 or falling <= 0:
         return 1.0
     return 1.0 - math.sqrt(min(1.0, falling / decay)) * (1.0 - final_share)
-
-
-def automatic_decay_updates(planned: int, warmup: int) -> Choice[int]:
-    """A fifth of the run, as much of it as the warm-up leaves."""
-    updates = min(max(1, planned // 5), max(0, planned - warmup))
-    return Choice(value=updates, reason=f"a fifth of {planned:,} updates")

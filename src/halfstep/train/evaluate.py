@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from halfstep.distributed import Group
-from halfstep.train.loss import causal_lm_loss
+from halfstep.train.head import CausalLoss
 
 Batches = Iterable[Mapping[str, Tensor]]
 
@@ -24,6 +24,7 @@ class HeldOut:
         batches: this rank's share of it.
         num_tokens: tokens that are predicted, over all ranks.
         num_bytes: bytes of their text.
+        loss: the summed loss of a batch and how many tokens counted.
         device: where the model is.
         autocast: the arithmetic of training, as a context.
         group: all ranks.
@@ -32,6 +33,7 @@ class HeldOut:
     batches: Batches
     num_tokens: int
     num_bytes: int
+    loss: CausalLoss
     device: torch.device
     autocast: Callable[[], AbstractContextManager[object]]
     group: Group
@@ -73,7 +75,7 @@ def _sum(model: nn.Module, held_out: HeldOut) -> tuple[float, float]:
     with held_out.autocast():
         for batch in held_out.batches:
             on_device = {key: value.to(held_out.device, non_blocking=True) for key, value in batch.items()}
-            loss, weight = causal_lm_loss(model, on_device)
+            loss, weight = held_out.loss(model, on_device)
             total += loss
             count += weight
     return float(total), float(count)

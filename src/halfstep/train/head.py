@@ -14,42 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn import functional as F
 
 from halfstep.config.choice import ASKED_FOR, Choice
 from halfstep.distributed.ddp import unwrap
 from halfstep.errors import ModelError
 from halfstep.precision.untouched import untouched
 from halfstep.train.chunked_loss import chunk_tokens, linear_cross_entropy
-from halfstep.train.loss import IGNORED, next_tokens
+from halfstep.train.loss import IGNORED, WholeLogits, arguments, next_tokens
 
 LARGE_LOGITS_BYTES = 128 * 2**20
 """FP32 logits of a micro-batch from which on it pays to leave them out: twice the chunk of a CPU."""
 PROBE_TOKENS = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WholeLogits:
-    """The plain loss: all logits of a micro-batch at once.
-
-    Attributes:
-        label_smoothing: the share of the target that is spread evenly over the vocabulary.
-    """
-
-    label_smoothing: float = 0.0
-
-    def __call__(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The summed cross-entropy of every next token, in nats, and how many tokens counted."""
-        logits = model(**_arguments(batch), use_cache=False).logits
-        targets = next_tokens(batch["labels"])
-        total = F.cross_entropy(
-            logits.flatten(0, 1).float(),
-            targets.flatten(),
-            ignore_index=IGNORED,
-            reduction="sum",
-            label_smoothing=self.label_smoothing,
-        )
-        return total, (targets != IGNORED).sum()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +43,7 @@ class ChunkedLogits:
         """The summed cross-entropy of every next token, in nats, and how many tokens counted."""
         head = _head(unwrap(model))
         with _stopped_before(head) as stopped:
-            model(**_arguments(batch), use_cache=False)
+            model(**arguments(batch), use_cache=False)
         targets = next_tokens(batch["labels"])
         total = linear_cross_entropy(
             stopped.hidden.flatten(0, 1),
@@ -150,7 +125,7 @@ def _tried(module: nn.Module, head: nn.Linear) -> str | None:
     with untouched(module, device), torch.no_grad():
         module.eval()
         seen: list[Tensor] = []
-        handle = head.register_forward_hook(lambda _, arguments, output: seen.append(output))
+        handle = head.register_forward_hook(lambda _, inputs, output: seen.append(output))
         try:
             logits = module(input_ids=tokens, use_cache=False).logits
         finally:
@@ -182,9 +157,9 @@ def _stopped_before(head: nn.Linear) -> Iterator[_Stopped]:
     """Within it, the head gets no tokens, and what it should have got is kept."""
     stopped = _Stopped([])
 
-    def keep(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Tensor]:
-        stopped.seen.append(arguments[0])
-        return (arguments[0][:, :0],)
+    def keep(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Tensor]:
+        stopped.seen.append(inputs[0])
+        return (inputs[0][:, :0],)
 
     handle = head.register_forward_pre_hook(keep)
     try:
@@ -197,7 +172,3 @@ def _head(module: nn.Module) -> nn.Linear:
     head = module.get_output_embeddings()  # type: ignore[operator]  # transformers' name; nn.Module's attributes are tensors
     assert isinstance(head, nn.Linear)
     return head
-
-
-def _arguments(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {key: value for key, value in batch.items() if key != "labels"}

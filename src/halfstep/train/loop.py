@@ -8,6 +8,7 @@ from typing import Any
 
 from halfstep.engine import Engine
 from halfstep.train.book import Book
+from halfstep.train.early_stop import EarlyStop
 from halfstep.train.judge import Judge
 from halfstep.train.limits import Limits, Stop
 
@@ -22,6 +23,7 @@ class Loop:
         epochs: passes over the data; `None` for as many as the limits allow.
         book: keeps count and tells the listeners.
         judge: looks at the held-out text.
+        early: ends the run when the held-out loss gets no better; `None` where only the limits do.
         limits: the limits that updates and tokens reach.
         stop: signals and the clock.
     """
@@ -31,6 +33,7 @@ class Loop:
     epochs: int | None
     book: Book
     judge: Judge
+    early: EarlyStop | None
     limits: Limits
     stop: Stop
 
@@ -46,13 +49,16 @@ class Loop:
     def _updates(self) -> str:
         for update in self.engine.updates(self.loader, epochs=self.epochs):
             self.book.enter(update)
-            if self.judge.is_due(update.index):
-                self._look()
+            loss = self._look() if self.judge.is_due(update.index) else None
             because = self.limits.reached(self.book.applied, self.book.tokens) or self.stop.reached()
+            if because is None and loss is not None and self.early is not None:
+                because = self.early.look(loss)
             if because is not None:
                 return because
         return f"{self.epochs} {'epoch' if self.epochs == 1 else 'epochs'} of the data are done"
 
-    def _look(self) -> None:
+    def _look(self) -> float:
         with self.book.pause():
-            self.book.tell(self.judge.look(self.book.updates))
+            record = self.judge.look(self.book.updates)
+            self.book.tell(record)
+        return record.loss

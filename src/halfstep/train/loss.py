@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -12,21 +13,42 @@ IGNORED = -100
 """The label of a token that is not to be predicted."""
 
 
-def causal_lm_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """The summed cross-entropy of every next token, in nats, and how many tokens counted.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeLogits:
+    """The plain loss: all logits of a micro-batch at once.
 
-    Args:
-        model: a causal language model of transformers, or one whose output has `logits` too.
-        batch: `input_ids` and `labels` of shape (sequences, length); the label at a place is the token there, or -100.
-
-    Returns:
-        A scalar tensor with the sum and one with the count.
+    Attributes:
+        label_smoothing: the share of the target that is spread evenly over the vocabulary.
     """
-    arguments = {key: value for key, value in batch.items() if key != "labels"}
-    logits = model(**arguments, use_cache=False).logits
-    targets = next_tokens(batch["labels"])
-    total = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum")
-    return total, (targets != IGNORED).sum()
+
+    label_smoothing: float = 0.0
+
+    def __call__(self, model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The summed cross-entropy of every next token, in nats, and how many tokens counted.
+
+        Args:
+            model: a causal language model of transformers, or one whose output has `logits` too.
+            batch: `labels` of shape (sequences, length), the label at a place being the token there, or -100; all else is the
+                model's, as `input_ids`.
+
+        Returns:
+            A scalar tensor with the sum and one with the count.
+        """
+        logits = model(**arguments(batch), use_cache=False).logits
+        targets = next_tokens(batch["labels"])
+        total = F.cross_entropy(
+            logits.flatten(0, 1).float(),
+            targets.flatten(),
+            ignore_index=IGNORED,
+            reduction="sum",
+            label_smoothing=self.label_smoothing,
+        )
+        return total, (targets != IGNORED).sum()
+
+
+def arguments(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What of a batch the model gets: all but the labels."""
+    return {key: value for key, value in batch.items() if key != "labels"}
 
 
 def next_tokens(labels: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfstep.train.courses import automatic_decay_updates, warmup_stable_decay
+from halfstep.config.optimization import automatic_decay_updates
+from halfstep.train.courses import warmup_stable_decay
 
 
 def test_the_rate_rises_stays_and_falls() -> None:

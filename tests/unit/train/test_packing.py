@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from halfstep.train.documents import Documents, documents_of
-from halfstep.train.loss import causal_lm_loss
+from halfstep.train.loss import WholeLogits
 from halfstep.train.models import config_of_architecture, new_model
 from halfstep.train.packing import Packed, Padding, best_fit, mixes_documents, pack
 from halfstep.train.padded import Padded, grouped_by_length, padding_of
@@ -54,7 +54,7 @@ def some_documents(lengths: tuple[int, ...] = (7, 1, 12, 3, 5, 2, 9)) -> Documen
 
 def loss_and_gradients(model: nn.Module, batches: list[dict[str, Tensor]]) -> tuple[Tensor, Tensor, list[Tensor]]:
     model.zero_grad()
-    parts = [causal_lm_loss(model, batch) for batch in batches]
+    parts = [WholeLogits()(model, batch) for batch in batches]
     total = torch.stack([part[0] for part in parts]).sum()
     total.backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]

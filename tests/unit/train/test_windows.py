@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from halfstep.train.loss import IGNORED, causal_lm_loss, next_tokens
+from halfstep.train.loss import IGNORED, WholeLogits, next_tokens
 from halfstep.train.windows import Windows
 
 
@@ -41,7 +41,7 @@ def test_the_loss_over_all_sequences_is_that_of_the_text_in_one(num_tokens: int,
     model = Bigrams(11)
     tokens = tokens_of_length(num_tokens)
     windows = Windows(tokens, length)
-    total, count = causal_lm_loss(model, windows.__getitems__(range(len(windows))))
+    total, count = WholeLogits()(model, windows.__getitems__(range(len(windows))))
     whole = torch.from_numpy(tokens.astype(np.int64))
     expected = F.cross_entropy(model.table[whole[:-1]], whole[1:], reduction="sum")
     assert int(count) == num_tokens - 1
@@ -65,14 +65,14 @@ def test_labels_are_moved_by_one_place() -> None:
 def test_the_loss_is_summed_in_fp32_under_autocast() -> None:
     batch = Windows(tokens_of_length(20), 5).__getitems__([0, 1])
     with torch.autocast("cpu", torch.bfloat16):
-        total, _ = causal_lm_loss(Bigrams(11).bfloat16(), batch)
+        total, _ = WholeLogits()(Bigrams(11).bfloat16(), batch)
     assert total.dtype == torch.float32
 
 
 def test_masked_labels_do_not_count() -> None:
     batch = Windows(tokens_of_length(5), 5).__getitems__([0])
     batch["labels"][:] = IGNORED
-    total, count = causal_lm_loss(Bigrams(11), batch)
+    total, count = WholeLogits()(Bigrams(11), batch)
     assert (float(total.detach()), int(count)) == (0.0, 0)
 
 
