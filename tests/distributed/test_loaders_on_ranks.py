@@ -135,6 +135,10 @@ def one_by_one(data: TensorDataset) -> DataLoader[Any]:
     return DataLoader(data, batch_size=None, shuffle=True)
 
 
+def with_workers(data: TensorDataset) -> DataLoader[Any]:
+    return DataLoader(data, batch_size=3, shuffle=True, num_workers=1, multiprocessing_context="fork")
+
+
 def with_generator(data: TensorDataset) -> DataLoader[Any]:
     return DataLoader(data, batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(17))
 
@@ -151,7 +155,7 @@ def test_a_plain_loader_is_shared_out_without_repeating_or_losing_a_sample(both:
         assert all(len(batch) == (1 if make is one_by_one else 3) for batches in (ours, theirs) for batch in batches[:-1])
 
 
-@pytest.mark.parametrize("make", [shuffled])
+@pytest.mark.parametrize("make", [shuffled, with_workers])
 def test_each_epoch_is_another_permutation_and_the_seed_is_told(both: Both, make: Any) -> None:
     (first, choice), (second, same) = both(seen_in_epochs, make, 20, 5)
     assert choice == same

@@ -20,7 +20,16 @@ from halfstep.engine import Engine
 from halfstep.measure.memory import memory_use
 from halfstep.train.allocator import keep_freed_memory
 from halfstep.train.book import Book
-from halfstep.train.build import build_engine, build_held_out, build_loader, build_model, measure_precision
+from halfstep.train.build import (
+    build_average,
+    build_engine,
+    build_held_out,
+    build_loader,
+    build_model,
+    measure_precision,
+    try_loss,
+)
+from halfstep.train.early_stop import EarlyStop
 from halfstep.train.folder import RunFolder, refuse_used
 from halfstep.train.interruption import Interruption
 from halfstep.train.judge import Judge
@@ -77,6 +86,9 @@ def prepare(written: Written, *, started: datetime) -> Prepared:
     resolved = resolve(written, opened.inputs, facts)
     group = connect(device)
     model, choices = build_model(opened, resolved.run, device)
+    asked = None if is_auto(written.model.loss_chunk) else resolved.run.model.loss_chunk
+    facts = replace(facts, loss_chunk=try_loss(model, resolved.run, asked))
+    resolved = resolve(written, opened.inputs, facts)
     if is_auto(written.precision):
         measured = measure_precision(model, opened.train_tokens, resolved.run, group, device)
         resolved = resolve(written, opened.inputs, replace(facts, precision=measured))
@@ -106,29 +118,37 @@ def train(job: Prepared, interruption: Interruption, *, stream: TextIO) -> tuple
         UsageError: the folder or the data cannot be used.
         RunStopped: the run was under way and cannot go on.
     """
-    engine, choices = build_engine(job.model, job.resolved)
+    average = build_average(job.model, job.run)
+    product = job.model if average is None else average.module
+    engine, choices = build_engine(job.model, job.resolved, average)
     path = Path(job.run.run.folder)
     if job.group.rank > 0:
-        return _train(job, engine, None, [], interruption), path
+        return _train(job, engine, product, None, [], interruption), path
     folder = RunFolder(path, job.resolved.with_choices(choices))
     with folder.failures_noted():
         listeners = [*folder.logs(tensorboard=job.run.run.tensorboard), progress(stream, planned_updates=job.planned)]
-        summary = _train(job, engine, folder, listeners, interruption)
-        folder.save_model("model", engine.module, job.opened.tokenizer)
+        summary = _train(job, engine, product, folder, listeners, interruption)
+        folder.save_model("model", product, job.opened.tokenizer)
         folder.finish(summary, engine.choices)
     return summary, path
 
 
 def _train(
-    job: Prepared, engine: Engine, folder: RunFolder | None, listeners: list[Listener], interruption: Interruption
+    job: Prepared,
+    engine: Engine,
+    product: nn.Module,
+    folder: RunFolder | None,
+    listeners: list[Listener],
+    interruption: Interruption,
 ) -> Summary:
+    """Train; `product` is what is judged and kept, the model or its averaged weights."""
     limits = Limits(job.run.limits, job.planned, job.run.batch.global_ * (job.run.data.sequence_length - 1))
     book = Book(listeners, limits=limits, device=job.device)
     judge = Judge(
-        engine.module,
+        product,
         build_held_out(job.opened, job.run, job.group, engine),
         every=job.run.evaluation.every_updates,
-        keep=_keeper(job, engine, folder),
+        keep=_keeper(job, product, folder),
     )
     stop = Stop(interruption, job.run.limits.minutes, job.group)
     loader = build_loader(job.opened.train_tokens, job.run, job.group, job.device)
@@ -138,6 +158,7 @@ def _train(
         epochs=job.run.limits.epochs,
         book=book,
         judge=judge,
+        early=EarlyStop(job.run.evaluation.patience) if job.run.evaluation.patience else None,
         limits=limits,
         stop=stop,
     )
@@ -148,10 +169,10 @@ def _train(
     return _summary(job, engine, book, judge, because, interrupted=stop.signal is not None)
 
 
-def _keeper(job: Prepared, engine: Engine, folder: RunFolder | None) -> Callable[[], object] | None:
+def _keeper(job: Prepared, product: nn.Module, folder: RunFolder | None) -> Callable[[], object] | None:
     if folder is None or not job.run.evaluation.keep_best:
         return None
-    return lambda: folder.save_model("best", engine.module, job.opened.tokenizer)
+    return lambda: folder.save_model("best", product, job.opened.tokenizer)
 
 
 def _summary(job: Prepared, engine: Engine, book: Book, judge: Judge, because: str, *, interrupted: bool) -> Summary:

@@ -15,11 +15,11 @@ from halfstep.train.build import build_optimizer, build_scheduler, course, param
 
 def settings(name: OptimizerName, **changed: float | tuple[float, float] | None) -> OptimizerRun:
     values = {"learning_rate": 0.1, "weight_decay": 0.5, "betas": None, "eps": None, "momentum": None}
-    return OptimizerRun(name=name, clip_norm=1.0, clip_value=0.0, **{**values, **changed})  # type: ignore[arg-type]
+    return OptimizerRun(name=name, clip_norm=1.0, clip_value=0.0, ema_decay=0.0, **{**values, **changed})  # type: ignore[arg-type]
 
 
 def schedule(name: SchedulerName, warmup: int = 0, final: float = 0.1) -> SchedulerRun:
-    return SchedulerRun(name=name, warmup_updates=warmup, final_share=final)
+    return SchedulerRun(name=name, warmup_updates=warmup, decay_updates=None, final_share=final)
 
 
 def test_norms_and_biases_do_not_decay_and_frozen_parameters_are_left_out() -> None:

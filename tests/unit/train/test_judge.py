@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from halfstep.distributed import Group, World
 from halfstep.train.evaluate import HeldOut, evaluate
 from halfstep.train.judge import Judge
+from halfstep.train.loss import WholeLogits
 from halfstep.train.windows import Windows
 
 TOKENS = (np.arange(30) * 7 % 11).astype(np.uint8)
@@ -43,6 +44,7 @@ def held_out() -> HeldOut:
         num_tokens=len(TOKENS) - 1,
         num_bytes=58,
         device=torch.device("cpu"),
+        loss=WholeLogits(),
         autocast=nullcontext,
         group=Group(World()),
     )
