@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -23,8 +24,9 @@ class Replica:
 
     Attributes:
         model: what to call: the user's model, or its DDP wrapper.
-        averaging: the DDP wrapper that averages gradients in a backward outside `without_sync`, bucket by bucket; None where they
-            are summed after the last backward, when it is known which parameters have any.
+        averaging: the DDP wrapper that averages gradients in a backward inside `with_sync`, bucket by bucket; None where they are
+            summed after the last backward, when it is known which parameters have any. One that was made here averages nowhere
+            else, so that the caller may run the model as they like, on one rank or in the window of another engine.
         choice: when gradients are reduced, and why then.
     """
 
@@ -70,7 +72,9 @@ def _wrapped(model: nn.Module, device: torch.device) -> DistributedDataParallel:
     known = inspect.signature(DistributedDataParallel).parameters
     renamed = "forward_sync_buffers" in known  # in torch 2.13, where the old name warns
     settings["forward_sync_buffers" if renamed else "broadcast_buffers"] = False
-    return DistributedDataParallel(model, **settings)
+    wrapper = DistributedDataParallel(model, **settings)
+    wrapper.require_backward_grad_sync = False
+    return wrapper
 
 
 def _check(ddp: DistributedDataParallel, group: Group) -> None:
@@ -110,6 +114,16 @@ def without_sync(model: nn.Module) -> AbstractContextManager[None]:
     """A context around forward and backward in which gradients stay on their rank."""
     ddp = ddp_in(model)
     return nullcontext() if ddp is None else cast(AbstractContextManager[None], ddp.no_sync())
+
+
+@contextmanager
+def with_sync(ddp: DistributedDataParallel) -> Iterator[None]:
+    """A context around forward and backward in which DDP averages the gradients."""
+    before, ddp.require_backward_grad_sync = ddp.require_backward_grad_sync, True
+    try:
+        yield
+    finally:
+        ddp.require_backward_grad_sync = before
 
 
 def conclude_reduction(ddp: DistributedDataParallel) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from halfstep.config.choice import Choice
 from halfstep.distributed import Group
-from halfstep.distributed.ddp import Replica, conclude_reduction, without_sync
+from halfstep.distributed.ddp import Replica, conclude_reduction, with_sync, without_sync
 from halfstep.distributed.group import Pending
 from halfstep.engine.batch import num_samples, to_device
 from halfstep.engine.halving import CURE, can_be_smaller, is_out_of_memory, next_parts, parts_of
@@ -150,8 +150,11 @@ class Accumulation:
         for number, (part, share) in enumerate(parts, 1):
             final = last and number == len(parts)
             self._is_averaging = final and averaged
-            with nullcontext() if self._is_averaging else without_sync(self._model):
+            with self._sync():
                 self._pass(window, part, share, final=final)
+
+    def _sync(self) -> AbstractContextManager[None]:
+        return with_sync(self._averaging) if self._averaging is not None and self._is_averaging else without_sync(self._model)
 
     def _pass(self, window: Window, part: Any, share: float, *, final: bool) -> None:
         """One forward and its backward."""
