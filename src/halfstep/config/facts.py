@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
 from halfstep.config.choice import Choice
-from halfstep.config.options import Precision
+from halfstep.config.options import Precision, TooLong
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,19 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """What the data are when they are cut into sequences.
+
+    Attributes:
+        sequences: how many there are.
+        predicted: tokens that are predicted in all of them.
+    """
+
+    sequences: int
+    predicted: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataFacts:
     """How much text there is.
 
@@ -60,6 +74,8 @@ class DataFacts:
         evaluation_tokens: tokens held out.
         evaluation_bytes: bytes of text held out.
         held_out: how the held-out text was chosen, as a sentence.
+        longest: tokens of the longest document; `None` where the text is one stream.
+        cut: what sequences of a length, packed or not, with that for documents which are longer, come to; `None` for a stream.
     """
 
     text_bytes: int
@@ -68,6 +84,8 @@ class DataFacts:
     evaluation_tokens: int
     evaluation_bytes: int
     held_out: str
+    longest: int | None = None
+    cut: Callable[[int, bool, TooLong], Cut] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +98,7 @@ class Facts:
         data: how much text there is.
         started: when the run was started, for the name of its folder.
         precision: what measuring the model in each precision led to; `None` as long as that was not done.
+        packing: what trying the model on packed documents led to; `None` as long as that was not done.
         loss_chunk: what trying the model without its logits led to; `None` as long as that was not done.
     """
 
@@ -88,4 +107,5 @@ class Facts:
     data: DataFacts
     started: datetime
     precision: Choice[Precision] | None = None
+    packing: Choice[bool] | None = None
     loss_chunk: Choice[int] | None = None

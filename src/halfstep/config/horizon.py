@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from halfstep.config.facts import Cut
 from halfstep.config.options import Tail
 from halfstep.config.run import BatchRun, LimitsRun
 
@@ -11,13 +12,13 @@ def num_windows(tokens: int, sequence_length: int) -> int:
     return max(0, -(-(tokens - 1) // (sequence_length - 1)))
 
 
-def planned_updates(limits: LimitsRun, batch: BatchRun, *, windows: int, sequence_length: int) -> int | None:
+def planned_updates(limits: LimitsRun, batch: BatchRun, cut: Cut) -> int | None:
     """Applied updates until the first limit is reached; `None` where only the clock ends the run."""
     ends = [] if limits.updates is None else [limits.updates]
     if limits.epochs is not None:
-        ends.append(_updates_of_epochs(limits.epochs, batch, windows))
+        ends.append(_updates_of_epochs(limits.epochs, batch, cut.sequences))
     if limits.tokens is not None:
-        ends.append(-(-limits.tokens // (batch.global_ * (sequence_length - 1))))
+        ends.append(-(-limits.tokens * cut.sequences // max(1, batch.global_ * cut.predicted)))
     return min(ends, default=None)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from halfstep.config.choice import Choice
 from halfstep.config.decisions import Decisions, is_auto
-from halfstep.config.options import Corpus
+from halfstep.config.options import Corpus, DataFormat, DataKind
+from halfstep.config.rows import ColumnsOf, no_columns, resolve_rows
 from halfstep.config.schema import Written
 from halfstep.errors import ConfigError
 
@@ -35,7 +36,10 @@ class Inputs:
         architecture: the architecture that it is built from; `None` where it is loaded.
         config: the keys that differ from the architecture's own defaults; `None` where it is loaded.
         corpus: the embedded corpus, or `None` where there are files.
-        files: paths or patterns of text files.
+        files: paths or patterns of files.
+        format: how the files are written.
+        kind: what their rows are; `None` for text files, which have none.
+        columns: the columns that are used; `None` for text files.
         tokenizer: "bytes" or a folder.
         evaluation_files: paths or patterns of held-out text; `None`: a share of the text.
         choices: why.
@@ -46,6 +50,9 @@ class Inputs:
     config: Mapping[str, Any] | None
     corpus: Corpus | None
     files: tuple[str, ...] | None
+    format: DataFormat
+    kind: DataKind | None
+    columns: tuple[str, ...] | None
     tokenizer: str
     evaluation_files: tuple[str, ...] | None
     choices: Mapping[str, Choice[Any]]
@@ -64,8 +71,13 @@ class Tokenizers:
     size: Callable[[str], int]
 
 
-def resolve_inputs(written: Written, tokenizers: Tokenizers) -> Inputs:
+def resolve_inputs(written: Written, tokenizers: Tokenizers, columns_of: ColumnsOf = no_columns) -> Inputs:
     """What to open.
+
+    Args:
+        written: the configuration.
+        tokenizers: how to learn about tokenizers.
+        columns_of: the columns of the first row in files of a format.
 
     Raises:
         ConfigError: two settings contradict each other.
@@ -75,12 +87,16 @@ def resolve_inputs(written: Written, tokenizers: Tokenizers) -> Inputs:
     path = written.model.path
     architecture = None if path is not None else _architecture(written, decisions)
     tokenizer = decisions.take("data.tokenizer", written.data.tokenizer, lambda: _tokenizer(path, tokenizers))
+    rows = resolve_rows(written.data, columns_of, decisions)
     return Inputs(
         path=path,
         architecture=architecture,
         config=None if path is not None else _config(written, tokenizer, tokenizers, decisions),
         corpus=None if written.data.files is not None else _corpus(written, decisions),
         files=_tuple(written.data.files),
+        format=rows.format,
+        kind=rows.kind,
+        columns=rows.columns,
         tokenizer=tokenizer,
         evaluation_files=_tuple(written.evaluation.files),
         choices=decisions.choices,

@@ -87,6 +87,52 @@ class SchedulerName(str, Enum):
         return self.value
 
 
+class DataFormat(str, Enum):
+    """How rows are written."""
+
+    JSON_LINES = "jsonl"
+    """A table a line."""
+    CSV = "csv"
+    """A line of column names, then a row a line."""
+    PARQUET = "parquet"
+    """Columns with types."""
+    TEXT = "text"
+    """A document a file, in the column `text`."""
+    DATASET = "dataset"
+    """A folder that `datasets` has saved to disk."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class DataKind(str, Enum):
+    """What a row is."""
+
+    TEXT = "text"
+    """A text, all of which is to be predicted."""
+    CHAT = "chat"
+    """A list of turns, of which the assistant's are to be predicted."""
+    COMPLETION = "completion"
+    """A prompt and its completion, of which the completion is to be predicted."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class TooLong(str, Enum):
+    """What becomes of a document that is longer than a sequence."""
+
+    CUT = "cut"
+    """Its start is used, the rest is not."""
+    DROP = "drop"
+    """It is not used."""
+    SPLIT = "split"
+    """It becomes several documents, which do not see each other."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
 def option(kind: type[Option], value: object, *, name: str, also: tuple[str, ...] = ()) -> Option:
     """The member of `kind` that `value` names.
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 from halfstep.config.batch import automatic_global, automatic_micro, check_division
 from halfstep.config.choice import ASKED_FOR, Choice
 from halfstep.config.decisions import Decisions, is_auto
-from halfstep.config.facts import Facts
+from halfstep.config.facts import Cut, Facts
 from halfstep.config.horizon import num_windows, planned_updates
 from halfstep.config.inputs import BYTES, Inputs
 from halfstep.config.optimization import decide_optimizer, decide_scheduler
-from halfstep.config.options import Attention, Precision, Tail
+from halfstep.config.options import Attention, DataKind, Precision, Tail, TooLong
 from halfstep.config.run import BatchRun, DataRun, EvaluationRun, LimitsRun, ModelRun, OutputRun, Resolved, Run
 from halfstep.config.schema import EvaluationSection, LimitsSection, Written
 from halfstep.errors import ConfigError
@@ -46,17 +46,18 @@ def resolve(written: Written, inputs: Inputs, facts: Facts) -> Resolved:
     decisions = Decisions()
     decisions.choices.update(inputs.choices)
     sequence_length = _sequence_length(written, inputs, facts, decisions)
-    windows = num_windows(facts.data.train_tokens, sequence_length)
+    data = _data(written, inputs, facts, sequence_length, decisions)
+    cut = _cut(facts, data)
     processes = _processes(written, facts, decisions)
-    batch = _batch(written, facts, decisions, processes=processes, sequence_length=sequence_length, windows=windows)
+    batch = _batch(written, facts, decisions, processes=processes, sequence_length=sequence_length, windows=cut.sequences)
     limits = _limits(written.limits, inputs, decisions)
-    planned = planned_updates(limits, batch, windows=windows, sequence_length=sequence_length)
+    planned = planned_updates(limits, batch, cut)
     run = Run(
         precision=_precision(written, facts, decisions),
         device=decisions.take("device", written.device, lambda: _device(facts)),
         processes=processes,
         model=_model(written, inputs, facts, sequence_length, decisions),
-        data=DataRun(corpus=inputs.corpus, files=inputs.files, tokenizer=inputs.tokenizer, sequence_length=sequence_length),
+        data=data,
         batch=batch,
         optimizer=decide_optimizer(written.optimizer, facts, decisions, pretrained=inputs.path is not None),
         scheduler=decide_scheduler(written.scheduler, planned, decisions),
@@ -65,6 +66,38 @@ def resolve(written: Written, inputs: Inputs, facts: Facts) -> Resolved:
         run=_run(written, inputs, facts, decisions),
     )
     return Resolved(run=run, choices=decisions.choices, planned_updates=planned)
+
+
+def _data(written: Written, inputs: Inputs, facts: Facts, sequence_length: int, decisions: Decisions) -> DataRun:
+    asked = written.data
+    packing, too_long = None, None
+    if inputs.kind is not None:
+        packing = decisions.take("data.packing", asked.packing, lambda: facts.packing or Choice(value=True, reason="not tried"))
+        too_long = decisions.take("data.too_long", asked.too_long, lambda: _too_long(inputs.kind))
+    return DataRun(
+        corpus=inputs.corpus,
+        files=inputs.files,
+        format=inputs.format,
+        kind=inputs.kind,
+        columns=inputs.columns,
+        packing=packing,
+        too_long=too_long,
+        tokenizer=inputs.tokenizer,
+        sequence_length=sequence_length,
+    )
+
+
+def _too_long(kind: DataKind | None) -> Choice[TooLong]:
+    if kind is DataKind.TEXT:
+        return Choice(value=TooLong.SPLIT, reason="no token of a text is lost")
+    return Choice(value=TooLong.CUT, reason="the later part of an answer means nothing without its prompt")
+
+
+def _cut(facts: Facts, data: DataRun) -> Cut:
+    if facts.data.cut is not None and data.packing is not None and data.too_long is not None:
+        return facts.data.cut(data.sequence_length, data.packing, data.too_long)
+    windows = num_windows(facts.data.train_tokens, data.sequence_length)
+    return Cut(sequences=windows, predicted=windows * (data.sequence_length - 1))
 
 
 def _model(written: Written, inputs: Inputs, facts: Facts, sequence_length: int, decisions: Decisions) -> ModelRun:
@@ -103,7 +136,7 @@ def _share(text_bytes: int) -> Choice[float]:
 
 def _sequence_length(written: Written, inputs: Inputs, facts: Facts, decisions: Decisions) -> int:
     context = facts.model.context
-    length = decisions.take("data.sequence_length", written.data.sequence_length, lambda: _length(inputs, context))
+    length = decisions.take("data.sequence_length", written.data.sequence_length, lambda: _length(inputs, facts))
     if context is not None and length > context:
         raise ConfigError(
             f"`data.sequence_length = {length}` is longer than the context of the model, which is {context} tokens. "
@@ -112,13 +145,28 @@ def _sequence_length(written: Written, inputs: Inputs, facts: Facts, decisions: 
     return length
 
 
-def _length(inputs: Inputs, context: int | None) -> Choice[int]:
+def _length(inputs: Inputs, facts: Facts) -> Choice[int]:
+    context, longest = facts.model.context, facts.data.longest
     if inputs.corpus is not None and inputs.architecture is not None:
         return Choice(value=DEFAULT_SEQUENCE, reason="short, for the many updates that a small model needs")
+    if longest is not None:
+        return _length_for_documents(longest, context)
     usual = BYTES_SEQUENCE if inputs.tokenizer == BYTES else LONGEST_AUTOMATIC_SEQUENCE
     if context is not None and context < usual:
         return Choice(value=context, reason="the context of the model")
     return Choice(value=usual, reason="usual for tokens that are bytes" if inputs.tokenizer == BYTES else "usual")
+
+
+def _length_for_documents(longest: int, context: int | None) -> Choice[int]:
+    """Room for the longest document, in whole multiples of 64, within the context and what is usual."""
+    room = max(64, -(-longest // 64) * 64)
+    most = min(LONGEST_AUTOMATIC_SEQUENCE, context or LONGEST_AUTOMATIC_SEQUENCE)
+    if room <= most:
+        return Choice(value=room, reason=f"room for the longest document of {longest:,} tokens")
+    return Choice(
+        value=most,
+        reason=f"the context of the model and at most {LONGEST_AUTOMATIC_SEQUENCE:,}; the longest document has {longest:,}",
+    )
 
 
 def _processes(written: Written, facts: Facts, decisions: Decisions) -> int:

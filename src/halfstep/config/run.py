@@ -11,7 +11,17 @@ from enum import Enum
 from typing import Any
 
 from halfstep.config.choice import ASKED_FOR, Choice
-from halfstep.config.options import Attention, Corpus, OptimizerName, Precision, SchedulerName, Tail
+from halfstep.config.options import (
+    Attention,
+    Corpus,
+    DataFormat,
+    DataKind,
+    OptimizerName,
+    Precision,
+    SchedulerName,
+    Tail,
+    TooLong,
+)
 from halfstep.config.toml import toml_document
 
 
@@ -30,10 +40,18 @@ class ModelRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRun:
-    """The text: an embedded corpus or files; how it becomes tokens; tokens in a sequence."""
+    """The text: an embedded corpus or files; what their rows are; how it becomes tokens; tokens in a sequence.
+
+    Text files are one stream of tokens, to which kind, columns, packing and length limit do not belong: `None`.
+    """
 
     corpus: Corpus | None
     files: tuple[str, ...] | None
+    format: DataFormat
+    kind: DataKind | None
+    columns: tuple[str, ...] | None
+    packing: bool | None
+    too_long: TooLong | None
     tokenizer: str
     sequence_length: int
 

@@ -12,7 +12,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from halfstep.config.options import Attention, Corpus, OptimizerName, Precision, SchedulerName, Tail
+from halfstep.config.options import (
+    Attention,
+    Corpus,
+    DataFormat,
+    DataKind,
+    OptimizerName,
+    Precision,
+    SchedulerName,
+    Tail,
+    TooLong,
+)
 from halfstep.config.toml import toml_value
 from halfstep.errors import ConfigError
 
@@ -47,7 +57,7 @@ OTHER_WORDS = {
     "output_dir": "run.folder",
 }
 """What other tools call a key, for the hint when it is unknown."""
-FILES = "a path or pattern of text files, or a list of them"
+FILES = "a path or pattern of files, or a list of them"
 
 
 def _key(right: str) -> Any:
@@ -77,10 +87,15 @@ class ModelSection(Section):
 
 
 class DataSection(Section):
-    """Which text, how it becomes tokens, how long the sequences are."""
+    """Which text or rows, how they become tokens, how long the sequences are and what fills them."""
 
     corpus: Annotated[Corpus, Word] | Auto | None = _key('"python-stdlib"')
     files: Paths | None = _key(FILES)
+    format: Annotated[DataFormat, Word] | Auto | None = _key('"text", "jsonl", "csv", "parquet", "dataset" or "auto"')
+    kind: Annotated[DataKind, Word] | Auto | None = _key('"text", "chat", "completion" or "auto"')
+    columns: Paths | Auto | None = _key('the name of a column, or a list of names, as ["prompt", "completion"]')
+    packing: bool | Auto | None = _key(YES_OR_NO)
+    too_long: Annotated[TooLong, Word] | Auto | None = _key('"cut", "drop", "split" or "auto"')
     tokenizer: str | None = _key('"bytes", "auto" or the path of a folder that holds a tokenizer')
     sequence_length: Annotated[int, Field(gt=1)] | Auto | None = _key('a whole number of tokens above 1, or "auto"')
 

@@ -13,20 +13,24 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
-from halfstep.config.choice import Choice
+from halfstep.config.choice import ASKED_FOR, Choice
 from halfstep.config.options import OptimizerName, Precision, SchedulerName, Tail
 from halfstep.config.run import OptimizerRun, Resolved, Run, SchedulerRun
 from halfstep.distributed import Group
 from halfstep.engine import Engine
+from halfstep.errors import ModelError
 from halfstep.precision.select import select_precision
 from halfstep.train.averaging import averaged
-from halfstep.train.corpus import Tokens
 from halfstep.train.courses import warmup_stable_decay
 from halfstep.train.evaluate import HeldOut
 from halfstep.train.head import causal_loss, choose_chunk
 from halfstep.train.models import load_model, new_model
 from halfstep.train.opening import Opened
 from halfstep.train.order import RankBatches
+from halfstep.train.packing import Packed, mixes_documents
+from halfstep.train.padded import Padded, padding_of
+from halfstep.train.reading import predicted_bytes
+from halfstep.train.samples import Samples, Shape, Source
 from halfstep.train.windows import Batch, Windows, as_it_is
 
 ParameterGroup = dict[str, Any]
@@ -46,12 +50,18 @@ def build_model(opened: Opened, run: Run, device: torch.device) -> tuple[nn.Modu
     return model.to(device).train(), choices
 
 
-def measure_precision(model: nn.Module, tokens: Tokens, run: Run, group: Group, device: torch.device) -> Choice[Precision]:
+def shape_of(run: Run) -> Shape:
+    """How the run's data become sequences."""
+    return Shape(length=run.data.sequence_length, packing=run.data.packing, too_long=run.data.too_long)
+
+
+def measure_precision(model: nn.Module, train: Source, run: Run, group: Group, device: torch.device) -> Choice[Precision]:
     """The precision that is fastest for the model's own forward and backward here, as rank 0 found it.
 
     Every rank must call it.
     """
-    micro_batch = Windows(tokens, run.data.sequence_length).__getitems__(range(run.batch.micro))
+    samples = train.samples(shape_of(run))
+    micro_batch = samples.__getitems__(range(min(run.batch.micro, len(samples))))
     on_device = {key: value.to(device) for key, value in micro_batch.items()}
     loss = causal_loss(run.model.loss_chunk, run.model.label_smoothing)
     return select_precision(model, loss, on_device, device, group_broadcast=group.from_first)
@@ -64,6 +74,34 @@ def try_loss(model: nn.Module, run: Run, asked: int | None) -> Choice[int]:
         ModelError: chunks were asked for, and the model cannot do without its logits.
     """
     return choose_chunk(model, micro_tokens=run.batch.micro * run.data.sequence_length, asked=asked)
+
+
+def try_packing(model: nn.Module, opened: Opened, asked: bool | None) -> Choice[bool]:
+    """Whether several documents share a sequence, tried on the model itself.
+
+    Raises:
+        ModelError: it was asked for, and the model would mix them.
+    """
+    cause = mixes_documents(model, opened.model.vocabulary) if asked is not False else None
+    if cause is not None and asked:
+        raise ModelError(f"`data.packing = true` cannot be: {cause}. Use false, or leave it out.")
+    if asked is not None:
+        return Choice(value=asked, reason=ASKED_FOR)
+    if cause is not None:
+        return Choice(value=False, reason=f"documents of about one length are filled up, because {cause}")
+    return Choice(value=True, reason="without padding; tried on this model: no document sees another")
+
+
+def data_choices(opened: Opened, run: Run) -> dict[str, Choice[Any]]:
+    """What became of the documents, and how much of the sequences is padding; nothing where the text is one stream."""
+    samples, fitted = opened.train.samples(shape_of(run)), opened.train.fitted(shape_of(run))
+    if isinstance(samples, Windows) or fitted is None:
+        return {}
+    padding = samples.padding if isinstance(samples, Packed) else padding_of(samples.lengths, _batches(samples, run))
+    return {
+        "data.documents": Choice(value=len(fitted.documents), reason=str(fitted)),
+        "data.padding": Choice(value=round(padding.share, 4), reason=str(padding)),
+    }
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[ParameterGroup]:
@@ -161,33 +199,37 @@ def build_engine(model: nn.Module, resolved: Resolved, average: AveragedModel | 
     return engine, {"optimizer.fused": fused}
 
 
-def build_loader(tokens: Tokens, run: Run, group: Group, device: torch.device) -> DataLoader[Batch]:
+def build_loader(train: Source, run: Run, group: Group, device: torch.device) -> DataLoader[Batch]:
     """The micro-batches of this rank, in the order that the seed gives."""
-    windows = Windows(tokens, run.data.sequence_length)
-    batches = RankBatches(
-        len(windows),
+    samples = train.samples(shape_of(run))
+    return _loader(samples, _batches(samples, run, rank=group.rank, ranks=group.size), device)
+
+
+def _batches(samples: Samples, run: Run, *, rank: int = 0, ranks: int = 1) -> RankBatches:
+    return RankBatches(
+        len(samples),
         global_batch=run.batch.global_,
         micro=run.batch.micro,
         seed=run.run.seed,
-        rank=group.rank,
-        ranks=group.size,
+        rank=rank,
+        ranks=ranks,
         drop_tail=run.batch.tail is Tail.DROP,
+        lengths=samples.lengths if isinstance(samples, Padded) else None,
     )
-    return _loader(windows, batches, device)
 
 
 def build_held_out(opened: Opened, run: Run, group: Group, engine: Engine) -> HeldOut | None:
     """The held-out text, this rank's share of it cut into micro-batches; `None` where it is not looked at."""
-    tokens = opened.held_out_tokens
-    if run.evaluation.every_updates == 0 or len(tokens) < 2:
+    if run.evaluation.every_updates == 0 or opened.held_out.num_tokens < 2:
         return None
-    windows = Windows(tokens, run.data.sequence_length)
-    mine = range(group.rank, len(windows), group.size)
+    samples, fitted = opened.held_out.samples(shape_of(run)), opened.held_out.fitted(shape_of(run))
+    num_bytes = opened.data.evaluation_bytes if fitted is None else predicted_bytes(fitted.documents, opened.tokenizer)
+    mine = range(group.rank, len(samples), group.size)
     pieces = [mine[start : start + run.batch.micro] for start in range(0, len(mine), run.batch.micro)]
     return HeldOut(
-        batches=_loader(windows, pieces, engine.device),
-        num_tokens=len(tokens) - 1,
-        num_bytes=opened.data.evaluation_bytes,
+        batches=_loader(samples, pieces, engine.device),
+        num_tokens=samples.num_predicted,
+        num_bytes=num_bytes,
         loss=causal_loss(run.model.loss_chunk),
         device=engine.device,
         autocast=engine.autocast,
@@ -195,6 +237,6 @@ def build_held_out(opened: Opened, run: Run, group: Group, engine: Engine) -> He
     )
 
 
-def _loader(windows: Windows, batches: Iterable[Any], device: torch.device) -> DataLoader[Batch]:
+def _loader(samples: Samples, batches: Iterable[Any], device: torch.device) -> DataLoader[Batch]:
     """No workers: cutting a batch out of memory takes less time than handing it over."""
-    return DataLoader(windows, batch_sampler=batches, collate_fn=as_it_is, pin_memory=device.type == "cuda")
+    return DataLoader(samples, batch_sampler=batches, collate_fn=as_it_is, pin_memory=device.type == "cuda")

@@ -20,6 +20,7 @@ from typing import IO, Any
 import numpy as np
 from filelock import FileLock
 
+from halfstep.errors import DataError
 from halfstep.measure.rate_cache import cache_dir
 from halfstep.train.chat import Sample
 from halfstep.train.disk import writing
@@ -38,8 +39,11 @@ def key_of(paths: Sequence[Path], tokenizer: Any, settings: Mapping[str, Any]) -
 
     Args:
         paths: files, or folders of which every file counts.
-        tokenizer: of transformers.
+        tokenizer: of transformers; `None` where tokens are bytes.
         settings: whatever else decides what is made, as values that JSON can hold.
+
+    Raises:
+        DataError: a file cannot be read.
     """
     digest = hashlib.sha256(f"halfstep documents {VERSION}".encode())
     for path in paths:
@@ -53,6 +57,8 @@ def key_of(paths: Sequence[Path], tokenizer: Any, settings: Mapping[str, Any]) -
 
 def fingerprint(tokenizer: Any) -> str:
     """A digest of all that decides how a tokenizer makes tokens of text and of chats."""
+    if tokenizer is None:
+        return "bytes"
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
     parts = (type(tokenizer).__name__, rules, repr(tokenizer.special_tokens_map), repr(getattr(tokenizer, "chat_template", None)))
@@ -61,9 +67,12 @@ def fingerprint(tokenizer: Any) -> str:
 
 def _digest_of(path: Path) -> bytes:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(READ_BYTES):
-            digest.update(block)
+    try:
+        with path.open("rb") as file:
+            while block := file.read(READ_BYTES):
+                digest.update(block)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
     return digest.digest()
 
 

@@ -4,29 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from halfstep.config.options import TooLong
 from halfstep.errors import DataError
 
 Ints = npt.NDArray[np.int64]
-
-
-class TooLong(str, Enum):
-    """What becomes of a document that is longer than a sequence."""
-
-    CUT = "cut"
-    """Its start is used, the rest is not."""
-    DROP = "drop"
-    """It is not used."""
-    SPLIT = "split"
-    """It becomes several documents, which do not see each other."""
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,8 +26,10 @@ from halfstep.train.build import (
     build_held_out,
     build_loader,
     build_model,
+    data_choices,
     measure_precision,
     try_loss,
+    try_packing,
 )
 from halfstep.train.early_stop import EarlyStop
 from halfstep.train.folder import RunFolder, refuse_used
@@ -86,15 +88,24 @@ def prepare(written: Written, *, started: datetime) -> Prepared:
     resolved = resolve(written, opened.inputs, facts)
     group = connect(device)
     model, choices = build_model(opened, resolved.run, device)
-    asked = None if is_auto(written.model.loss_chunk) else resolved.run.model.loss_chunk
-    facts = replace(facts, loss_chunk=try_loss(model, resolved.run, asked))
+    if resolved.run.data.packing is not None:
+        packing = None if is_auto(written.data.packing) else resolved.run.data.packing
+        facts = replace(facts, packing=try_packing(model, opened, packing))
+        resolved = resolve(written, opened.inputs, facts)
+    chunk = None if is_auto(written.model.loss_chunk) else resolved.run.model.loss_chunk
+    facts = replace(facts, loss_chunk=try_loss(model, resolved.run, chunk))
     resolved = resolve(written, opened.inputs, facts)
     if is_auto(written.precision):
-        measured = measure_precision(model, opened.train_tokens, resolved.run, group, device)
+        measured = measure_precision(model, opened.train, resolved.run, group, device)
         resolved = resolve(written, opened.inputs, replace(facts, precision=measured))
     return Prepared(
         resolved=resolved.with_choices(
-            {**choices, "memory.allocator": allocator, "threads.waiting": let_waiting_threads_sleep()}
+            {
+                **choices,
+                **data_choices(opened, resolved.run),
+                "memory.allocator": allocator,
+                "threads.waiting": let_waiting_threads_sleep(),
+            }
         ),
         opened=opened,
         model=model,
@@ -151,7 +162,7 @@ def _train(
         keep=_keeper(job, product, folder),
     )
     stop = Stop(interruption, job.run.limits.minutes, job.group)
-    loader = build_loader(job.opened.train_tokens, job.run, job.group, job.device)
+    loader = build_loader(job.opened.train, job.run, job.group, job.device)
     loop = Loop(
         engine=engine,
         loader=loader,

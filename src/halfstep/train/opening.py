@@ -6,6 +6,7 @@ import platform
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ from halfstep.train.corpus import (
     unigram_entropy,
 )
 from halfstep.train.models import config_of_architecture, config_of_folder, has_tokenizer, load_tokenizer, model_facts
+from halfstep.train.reading import columns_of, hold_out, paths_of, predicted_bytes, read_documents
+from halfstep.train.samples import Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +44,9 @@ class Opened:
         inputs: what was asked for.
         model_config: the transformers configuration of the model.
         tokenizer: the tokenizer; `None` where tokens are bytes.
-        train_tokens: the text to train on.
-        held_out_tokens: the text held out.
-        unigram_nats_per_byte: entropy of the held-out text's bytes; `None` where nothing is held out.
+        train: what to train on.
+        held_out: what is held out.
+        unigram_nats_per_byte: entropy of the held-out text's bytes; `None` where nothing is held out, or documents are.
         model: size of the model.
         data: size of the text.
     """
@@ -51,8 +54,8 @@ class Opened:
     inputs: Inputs
     model_config: Any
     tokenizer: Any | None
-    train_tokens: Tokens
-    held_out_tokens: Tokens
+    train: Source
+    held_out: Source
     unigram_nats_per_byte: float | None
     model: ModelFacts
     data: DataFacts
@@ -65,33 +68,71 @@ def open_inputs(written: Written) -> Opened:
         UsageError: something is missing, empty, or does not fit.
     """
     tokenizer_in = cache(load_tokenizer)
-    inputs = resolve_inputs(written, Tokenizers(exists=has_tokenizer, size=lambda folder: len(tokenizer_in(folder))))
+    looks = Tokenizers(exists=has_tokenizer, size=lambda folder: len(tokenizer_in(folder)))
+    inputs = resolve_inputs(written, looks, columns_of)
     tokenizer = None if inputs.tokenizer == BYTES else tokenizer_in(inputs.tokenizer)
     model_config = _model_config(inputs)
     model = model_facts(model_config)
     _check_vocabulary(inputs, tokenizer, model)
-    divided, text_bytes = _divide(inputs, written)
-    train_tokens = _tokens(divided.train, tokenizer)
-    held_out_tokens = _tokens(divided.held_out, tokenizer)
-    if len(train_tokens) < 2:
-        raise DataError(f"The text to train on is {len(train_tokens)} tokens long: it takes at least 2.")
+    open_data = _open_stream if inputs.kind is None else _open_documents
+    train, held_out, entropy, data = open_data(inputs, written, tokenizer)
+    if train.num_tokens < 2:
+        raise DataError(f"The text to train on is {train.num_tokens} tokens long: it takes at least 2.")
     return Opened(
         inputs=inputs,
         model_config=model_config,
         tokenizer=tokenizer,
-        train_tokens=train_tokens,
-        held_out_tokens=held_out_tokens,
-        unigram_nats_per_byte=unigram_entropy(divided.held_out),
+        train=train,
+        held_out=held_out,
+        unigram_nats_per_byte=entropy,
         model=model,
-        data=DataFacts(
-            text_bytes=text_bytes,
-            train_tokens=len(train_tokens),
-            train_files=len(divided.train),
-            evaluation_tokens=len(held_out_tokens),
-            evaluation_bytes=sum(len(text.content) for text in divided.held_out),
-            held_out=divided.how,
-        ),
+        data=data,
     )
+
+
+OpenedData = tuple[Source, Source, float | None, DataFacts]
+"""What to train on, what is held out, the entropy of its bytes, and how much of it there is."""
+
+
+def _open_stream(inputs: Inputs, written: Written, tokenizer: Any | None) -> OpenedData:
+    divided, text_bytes = _divide(inputs, written)
+    train, held_out = (_tokens(texts, tokenizer) for texts in (divided.train, divided.held_out))
+    data = DataFacts(
+        text_bytes=text_bytes,
+        train_tokens=len(train),
+        train_files=len(divided.train),
+        evaluation_tokens=len(held_out),
+        evaluation_bytes=sum(len(text.content) for text in divided.held_out),
+        held_out=divided.how,
+    )
+    return Source(train), Source(held_out), unigram_entropy(divided.held_out), data
+
+
+def _open_documents(inputs: Inputs, written: Written, tokenizer: Any | None) -> OpenedData:
+    paths = paths_of(inputs.files or (), key="data.files")
+    documents = read_documents(paths, inputs, tokenizer)
+    text_bytes = sum(file.stat().st_size for path in paths for file in _files_of(path))
+    if inputs.evaluation_files is None:
+        train, held_out, how = hold_out(documents, held_out_share(written.evaluation, text_bytes).value)
+    else:
+        held_out = read_documents(paths_of(inputs.evaluation_files, key="evaluation.files"), inputs, tokenizer)
+        train, how = documents, f"{len(held_out):,} documents of `evaluation.files`"
+    source = Source(train)
+    data = DataFacts(
+        text_bytes=text_bytes,
+        train_tokens=train.num_tokens,
+        train_files=len(paths),
+        evaluation_tokens=held_out.num_tokens,
+        evaluation_bytes=predicted_bytes(held_out, tokenizer),
+        held_out=how,
+        longest=int(train.lengths.max(initial=1)),
+        cut=source.cut,
+    )
+    return source, Source(held_out), None, data
+
+
+def _files_of(path: Path) -> list[Path]:
+    return [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
 
 
 def facts_of(opened: Opened, written: Written, device: torch.device, started: datetime) -> Facts:

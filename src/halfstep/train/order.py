@@ -13,6 +13,9 @@ import numpy.typing as npt
 
 Indices = npt.NDArray[np.int64]
 
+POOL_BATCHES = 50
+"""Global batches that are sorted together: more of them pad less, and are less at random."""
+
 
 def shuffled(num_samples: int, *, seed: int, epoch: int) -> Indices:
     """The order of an epoch: every sample once.
@@ -21,6 +24,22 @@ def shuffled(num_samples: int, *, seed: int, epoch: int) -> Indices:
     """
     bits = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)).random_raw(num_samples)
     return np.argsort(bits, kind="stable").astype(np.int64)
+
+
+def grouped_by_length(lengths: Indices, *, seed: int, epoch: int, global_batch: int, pool: int = POOL_BATCHES) -> Indices:
+    """The order of an epoch in which neighbours are about as long as each other: every document once.
+
+    The documents are shuffled, each `pool` global batches of them sorted by length, and the full global batches shuffled:
+    which samples an update sees is a function of seed and epoch alone, as without grouping.
+    """
+    order = shuffled(len(lengths), seed=seed, epoch=epoch)
+    size = pool * global_batch
+    pools = [order[start : start + size] for start in range(0, len(order), size)]
+    by_length = np.concatenate([pool[np.argsort(lengths[pool], kind="stable")] for pool in pools] or [order])
+    full = len(by_length) // global_batch * global_batch
+    batches = by_length[:full].reshape(-1, global_batch)
+    again = shuffled(len(batches), seed=seed + 1, epoch=epoch)
+    return np.concatenate([batches[again].reshape(-1), by_length[full:]])
 
 
 class RankBatches:
@@ -37,6 +56,7 @@ class RankBatches:
         rank: this rank.
         ranks: how many there are.
         drop_tail: leave the shorter last global batch out.
+        lengths: tokens of each sample, where samples of about the same length are to be together; `None` where not.
     """
 
     def __init__(
@@ -49,11 +69,13 @@ class RankBatches:
         rank: int = 0,
         ranks: int = 1,
         drop_tail: bool = False,
+        lengths: Indices | None = None,
     ) -> None:
         self.num_samples = num_samples - num_samples % global_batch if drop_tail else num_samples
         self.total_samples = num_samples
         self.global_batch, self.micro = global_batch, micro
         self.seed, self.rank, self.ranks = seed, rank, ranks
+        self.lengths = lengths
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -62,9 +84,14 @@ class RankBatches:
 
     def __iter__(self) -> Iterator[list[int]]:
         """The rank's micro-batches in order."""
-        order = shuffled(self.total_samples, seed=self.seed, epoch=self.epoch)[: self.num_samples]
+        order = self._order()[: self.num_samples]
         for start in range(0, self.num_samples, self.global_batch):
             yield from self._pieces(order[start : start + self.global_batch])
+
+    def _order(self) -> Indices:
+        if self.lengths is None:
+            return shuffled(self.total_samples, seed=self.seed, epoch=self.epoch)
+        return grouped_by_length(self.lengths, seed=self.seed, epoch=self.epoch, global_batch=self.global_batch)
 
     def _pieces(self, samples: Indices) -> Iterator[list[int]]:
         for start in range(self.rank * self.micro, len(samples), self.ranks * self.micro):

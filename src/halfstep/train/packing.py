@@ -107,6 +107,11 @@ class Packed(Dataset[Batch]):
         """The number of sequences."""
         return len(self.packs)
 
+    @property
+    def num_predicted(self) -> int:
+        """Tokens that are predicted in all sequences."""
+        return int(self.documents.num_predicted().sum())
+
     def __getitem__(self, index: int) -> Batch:
         """One sequence, as a batch of one."""
         return self.__getitems__([index])

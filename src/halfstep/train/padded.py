@@ -8,12 +8,8 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from halfstep.train.documents import Documents, Ints
-from halfstep.train.order import shuffled
 from halfstep.train.packing import Padding, laid_out
 from halfstep.train.windows import Batch
-
-POOL_BATCHES = 50
-"""Global batches that are sorted together: more of them pad less, and are less at random."""
 
 
 class Padded(Dataset[Batch]):
@@ -30,6 +26,16 @@ class Padded(Dataset[Batch]):
         """The number of documents."""
         return len(self.documents)
 
+    @property
+    def lengths(self) -> Ints:
+        """Tokens of each document."""
+        return self.documents.lengths
+
+    @property
+    def num_predicted(self) -> int:
+        """Tokens that are predicted in all sequences."""
+        return int(self.documents.num_predicted().sum())
+
     def __getitem__(self, index: int) -> Batch:
         """One document, as a batch of one."""
         return self.__getitems__([index])
@@ -38,22 +44,6 @@ class Padded(Dataset[Batch]):
         """The documents as one batch: `input_ids` and `labels`, without a mask, which would cost a faster kernel."""
         batch = laid_out(self.documents, [np.array([index]) for index in indices])
         return {key: batch[key] for key in ("input_ids", "labels")}
-
-
-def grouped_by_length(lengths: Ints, *, seed: int, epoch: int, global_batch: int, pool: int = POOL_BATCHES) -> Ints:
-    """The order of an epoch in which neighbours are about as long as each other: every document once.
-
-    The documents are shuffled, each `pool` global batches of them sorted by length, and the full global batches shuffled:
-    which samples an update sees is a function of seed and epoch alone, as without grouping.
-    """
-    order = shuffled(len(lengths), seed=seed, epoch=epoch)
-    size = pool * global_batch
-    pools = [order[start : start + size] for start in range(0, len(order), size)]
-    by_length = np.concatenate([pool[np.argsort(lengths[pool], kind="stable")] for pool in pools] or [order])
-    full = len(by_length) // global_batch * global_batch
-    batches = by_length[:full].reshape(-1, global_batch)
-    again = shuffled(len(batches), seed=seed + 1, epoch=epoch)
-    return np.concatenate([batches[again].reshape(-1), by_length[full:]])
 
 
 def padding_of(lengths: Ints, batches: Iterable[Sequence[int]]) -> Padding:

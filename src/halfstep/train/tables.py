@@ -10,45 +10,19 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from halfstep.config.options import DataFormat
 from halfstep.errors import DataError
 
 LONGEST_CSV_FIELD = min(sys.maxsize, 2**31 - 1)
 """csv refuses fields of more than 131,072 characters where nobody says otherwise; documents are longer."""
 
 
-class Format(str, Enum):
-    """How rows are written."""
-
-    JSON_LINES = "jsonl"
-    """A table a line."""
-    CSV = "csv"
-    """A line of column names, then a row a line."""
-    PARQUET = "parquet"
-    """Columns with types."""
-    TEXT = "text"
-    """A document a file, in the column `text`."""
-    DATASET = "dataset"
-    """A folder that `datasets` has saved to disk."""
-
-    def __str__(self) -> str:
-        return self.value
-
-
-SUFFIXES = {
-    ".jsonl": Format.JSON_LINES,
-    ".ndjson": Format.JSON_LINES,
-    ".json": Format.JSON_LINES,
-    ".csv": Format.CSV,
-    ".parquet": Format.PARQUET,
-}
-"""What a file's name says; every other file is text."""
 DATASET_FILES = ("state.json", "dataset_dict.json")
-"""What `save_to_disk` leaves in a folder of one dataset, and of several."""
+"""What `save_to_disk` of `datasets` leaves in a folder of one dataset, and of several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,19 +62,12 @@ class Row:
         return value
 
 
-def format_of(path: Path) -> Format:
-    """How the rows at `path` are written, by what is there and its name."""
-    if path.is_dir() and any((path / name).is_file() for name in DATASET_FILES):
-        return Format.DATASET
-    return SUFFIXES.get(path.suffix.lower(), Format.TEXT)
-
-
-def rows_of(paths: Sequence[Path], how: Format | None = None) -> Iterator[Row]:
+def rows_of(paths: Sequence[Path], how: DataFormat) -> Iterator[Row]:
     """The rows of all files in their order.
 
     Args:
         paths: files, or folders that `datasets` has saved.
-        how: how they are written; `None` for `format_of` each.
+        how: how they are written.
 
     Raises:
         DataError: a file does not exist, holds no row, or has a fault; the message names file and line.
@@ -109,7 +76,7 @@ def rows_of(paths: Sequence[Path], how: Format | None = None) -> Iterator[Row]:
         if not path.exists():
             raise DataError(f"{path} does not exist.")
         found = False
-        for row in READERS[how or format_of(path)](path):
+        for row in READERS[how](path):
             found = True
             yield row
         if not found:
@@ -211,11 +178,11 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-READERS: Mapping[Format, Callable[[Path], Iterator[Row]]] = {
-    Format.JSON_LINES: _json_lines,
-    Format.CSV: _csv,
-    Format.PARQUET: _parquet,
-    Format.TEXT: _text,
-    Format.DATASET: _dataset,
+READERS: Mapping[DataFormat, Callable[[Path], Iterator[Row]]] = {
+    DataFormat.JSON_LINES: _json_lines,
+    DataFormat.CSV: _csv,
+    DataFormat.PARQUET: _parquet,
+    DataFormat.TEXT: _text,
+    DataFormat.DATASET: _dataset,
 }
 """How each format is read."""

@@ -34,6 +34,11 @@ class Windows(Dataset[Batch]):
         """The number of sequences."""
         return num_windows(len(self.tokens), self.length)
 
+    @property
+    def num_predicted(self) -> int:
+        """Tokens that are predicted in all sequences."""
+        return max(0, len(self.tokens) - 1)
+
     def __getitem__(self, index: int) -> Batch:
         """One sequence, as a batch of one."""
         return self.__getitems__([index])

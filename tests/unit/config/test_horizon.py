@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from halfstep.config.facts import Cut
 from halfstep.config.horizon import num_windows, planned_updates
 from halfstep.config.options import Tail
 from halfstep.config.run import BatchRun, LimitsRun
@@ -12,7 +13,7 @@ from halfstep.config.run import BatchRun, LimitsRun
 def planned(tail: Tail = Tail.STEP, **limits: int | float) -> int | None:
     asked = {"updates": None, "epochs": None, "tokens": None, "minutes": None, **limits}
     batch = BatchRun(global_=4, micro=2, tail=tail)
-    return planned_updates(LimitsRun(**asked), batch, windows=10, sequence_length=9)  # type: ignore[arg-type]
+    return planned_updates(LimitsRun(**asked), batch, Cut(sequences=10, predicted=80))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("tokens", "windows"), [(0, 0), (1, 0), (2, 1), (9, 1), (10, 2), (17, 2), (18, 3)])

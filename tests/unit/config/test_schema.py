@@ -81,7 +81,7 @@ def test_an_unknown_key_is_named_with_the_one_that_was_meant(setting: str, sente
             "`optimizer.betas = [0.9, 1.0]` is not right: it must be two numbers of at least 0 and below 1, "
             'as [0.9, 0.95], or "auto".',
         ),
-        ("data.files=[1]", "`data.files = [1]` is not right: it must be a path or pattern of text files, or a list of them."),
+        ("data.files=[1]", "`data.files = [1]` is not right: it must be a path or pattern of files, or a list of them."),
         ("limits.minutes=-1", "`limits.minutes = -1` is not right: it must be a number of minutes above 0."),
         ("run.seed=1979-05-27", '`run.seed = 1979-05-27` is not right: it must be a whole number of at least 0, or "auto".'),
         (

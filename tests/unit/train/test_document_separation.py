@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from halfstep.config.options import TooLong
 from halfstep.errors import DataError
-from halfstep.train.documents import Documents, TooLong, documents_of, fit
+from halfstep.train.documents import Documents, documents_of, fit
 
 SMALL = [[1, 2, 3, 4, 5], [6, 7], [8, 9, 10]]
 

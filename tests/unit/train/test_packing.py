@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from halfstep.train.documents import Documents, documents_of
 from halfstep.train.loss import WholeLogits
 from halfstep.train.models import config_of_architecture, new_model
+from halfstep.train.order import grouped_by_length
 from halfstep.train.packing import Packed, Padding, best_fit, mixes_documents, pack
-from halfstep.train.padded import Padded, grouped_by_length, padding_of
+from halfstep.train.padded import Padded, padding_of
 
 SMALL = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 ARCHITECTURES: dict[str, dict[str, Any]] = {

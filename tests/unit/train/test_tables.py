@@ -15,8 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from halfstep.config.options import DataFormat as Format
+from halfstep.config.rows import SUFFIXES
 from halfstep.errors import DataError
-from halfstep.train.tables import Format, Row, format_of, rows_of
+from halfstep.train.tables import Row, rows_of
 
 ROWS: list[dict[str, Any]] = [{"text": 'one\ntwo, "three"', "label": "a"}, {"text": "zwölf", "label": "b"}]
 
@@ -37,6 +39,7 @@ def write(path: Path, how: Format, rows: list[dict[str, Any]]) -> Path:
 
 
 def fault(path: Path, how: Format | None = None) -> str:
+    how = how or SUFFIXES.get(path.suffix, Format.TEXT)
     with pytest.raises(DataError) as error:
         list(rows_of([path], how))
     return str(error.value)
@@ -48,28 +51,26 @@ def fault(path: Path, how: Format | None = None) -> str:
 )
 def test_the_same_rows_come_out_of_every_format(tmp_path: Path, name: str, how: Format) -> None:
     path = write(tmp_path / name, how, ROWS)
-    assert format_of(path) is how
-    assert [dict(row.values) for row in rows_of([path])] == ROWS
     assert [dict(row.values) for row in rows_of([path, path], how)] == ROWS * 2
 
 
 def test_a_text_file_is_one_document(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("one\n\ntwo\n", encoding="utf-8")
-    assert [row.text("text") for row in rows_of([tmp_path / "a.md"])] == ["one\n\ntwo\n"]
+    assert [row.text("text") for row in rows_of([tmp_path / "a.md"], Format.TEXT)] == ["one\n\ntwo\n"]
 
 
 @given(st.lists(st.fixed_dictionaries({"a": st.text(), "b": st.text()}), min_size=1, max_size=5))
 def test_json_lines_and_csv_give_back_any_text(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, str]]) -> None:
     folder = tmp_path_factory.mktemp("rows")
     for name, how in (("a.jsonl", Format.JSON_LINES), ("a.csv", Format.CSV)):
-        assert [dict(row.values) for row in rows_of([write(folder / name, how, rows)])] == rows
+        assert [dict(row.values) for row in rows_of([write(folder / name, how, rows)], how)] == rows
 
 
 def test_a_row_knows_where_it_stands(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", Format.CSV, ROWS)
-    assert [row.where for row in rows_of([path])] == [f"{path}, line 3", f"{path}, line 4"]
+    assert [row.where for row in rows_of([path], Format.CSV)] == [f"{path}, line 3", f"{path}, line 4"]
     path = write(tmp_path / "a.parquet", Format.PARQUET, ROWS)
-    assert [row.where for row in rows_of([path])] == [f"{path}, row 1", f"{path}, row 2"]
+    assert [row.where for row in rows_of([path], Format.PARQUET)] == [f"{path}, row 1", f"{path}, row 2"]
 
 
 def test_a_column_that_is_not_there_is_answered_with_those_that_are() -> None:
@@ -119,7 +120,7 @@ def test_a_file_that_is_not_utf8_is_named_with_line_and_byte(tmp_path: Path, nam
 def test_a_mark_of_utf8_at_the_start_is_no_part_of_the_text(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes("\ufefftext\r\nx\r\n".encode())
-    assert [dict(row.values) for row in rows_of([path])] == [{"text": "x"}]
+    assert [dict(row.values) for row in rows_of([path], Format.CSV)] == [{"text": "x"}]
 
 
 def test_files_without_rows_or_of_another_kind_are_named(tmp_path: Path) -> None:
@@ -137,8 +138,8 @@ def test_a_folder_of_several_datasets_is_answered_with_their_names(tmp_path: Pat
     part = datasets.Dataset.from_list(ROWS)
     datasets.DatasetDict({"train": part, "test": part}).save_to_disk(str(tmp_path / "both"))
     both = tmp_path / "both"
-    assert fault(both) == f"{both} holds several datasets. Name one of them: {both}/train, {both}/test."
-    assert len(list(rows_of([both / "train"]))) == 2
+    assert fault(both, Format.DATASET) == f"{both} holds several datasets. Name one of them: {both}/train, {both}/test."
+    assert len(list(rows_of([both / "train"], Format.DATASET))) == 2
 
 
 def test_a_long_file_is_never_held_whole(tmp_path: Path) -> None:
@@ -147,7 +148,7 @@ def test_a_long_file_is_never_held_whole(tmp_path: Path) -> None:
     path.write_text(line * 8000)
     tracemalloc.start()
     try:
-        assert sum(1 for _ in rows_of([path])) == 8000
+        assert sum(1 for _ in rows_of([path], Format.JSON_LINES)) == 8000
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
