@@ -75,8 +75,8 @@ def trained(job: Job, run: Callable[[Engine], Iterable[Update]]) -> Trained:
     model = tiny_model()
     optimizer = OPTIMIZERS[job.optimizer](model.parameters())
     scheduler = StepLR(optimizer, step_size=1, gamma=0.9)
-    given = {"precision": "fp32", "scaler": LOW_SCALE, **job.given}
-    engine = Engine(model, optimizer, loss=weighted_loss, scheduler=scheduler, **given)
+    given = {"loss": weighted_loss, "precision": "fp32", "scaler": LOW_SCALE, **job.given}
+    engine = Engine(model, optimizer, scheduler=scheduler, **given)
     updates = list(run(engine if job.on_host else as_if_on_a_device(engine)))
     engine.settle()
     return Trained(
