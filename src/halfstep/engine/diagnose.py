@@ -19,7 +19,7 @@ from halfstep.precision.policy import largest_magnitude
 
 
 def cause_of_skip(
-    module: nn.Module, batches: Sequence[Any], update: Update, *, scaled: bool, calibrating: bool
+    module: nn.Module, batches: Sequence[Any], update: Update, *, own_loss: float, scaled: bool, calibrating: bool
 ) -> tuple[Cause, str]:
     """The cause of a skipped update and where it was found, from most to least certain.
 
@@ -27,6 +27,7 @@ def cause_of_skip(
         module: the model, with the parameters that the update left alone.
         batches: this rank's micro-batches of the window.
         update: what was skipped, with its global loss and weight.
+        own_loss: the sum of this rank's losses.
         scaled: whether the loss was scaled.
         calibrating: whether no update has been applied yet.
     """
@@ -39,7 +40,8 @@ def cause_of_skip(
     if not math.isfinite(largest):
         return Cause.WEIGHTS, f"`{name}`"
     if not math.isfinite(update.loss):
-        return Cause.LOSS, f"the loss is {update.loss}"
+        elsewhere = math.isfinite(own_loss) and math.isfinite(update.weight)
+        return Cause.LOSS, f"the loss is {update.loss}{', for what another rank was given' if elsewhere else ''}"
     return (Cause.CALIBRATION if scaled and calibrating else Cause.OVERFLOW), ""
 
 

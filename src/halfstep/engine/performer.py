@@ -15,7 +15,7 @@ from halfstep.engine.arithmetic import Arithmetic
 from halfstep.engine.finish import Finish, Outcome
 from halfstep.engine.loss import LossFunction, check_total
 from halfstep.engine.reading import Feed
-from halfstep.engine.settlement import Settlement
+from halfstep.engine.settlement import Made, Settlement
 from halfstep.engine.update import Number, Update
 from halfstep.engine.window import Reference, Window
 from halfstep.errors import ModelError
@@ -110,7 +110,8 @@ class Performer:
             weight=weight,
             settle=self.settlement.look,
         )
-        self.settlement.take(update, outcome, weight, done.batches, self.arithmetic.scaler)
+        own_loss, scaler = done.window.loss_sum, self.arithmetic.scaler
+        self.settlement.take(Made(update=update, batches=done.batches, own_loss=own_loss, scaler=scaler), outcome, weight)
         return update
 
     def _step(self, weight: Number, scale: Number, *, averaged: bool) -> Outcome:

@@ -74,11 +74,20 @@ class Verdict:
         return bool(skipped), weight
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Open:
+@dataclass(slots=True, kw_only=True)
+class Made:
+    """An update that was made, and what may tell why it was skipped.
+
+    Attributes:
+        update: what its caller sees.
+        batches: this rank's micro-batches.
+        own_loss: the sum of this rank's losses.
+        scaler: the loss scale; None without one.
+    """
+
     update: Update
-    verdict: Verdict
     batches: Sequence[Any]
+    own_loss: Number
     scaler: LossScaler | None
 
 
@@ -101,7 +110,7 @@ class Settlement:
     stop: Stop
     ledger: Ledger = field(default_factory=Ledger)
     counters: Counters = field(default_factory=Counters)
-    _open: _Open | None = None
+    _open: tuple[Made, Verdict] | None = None
     _stopped: HalfstepError | None = None
 
     @property
@@ -114,13 +123,12 @@ class Settlement:
         self.counters.micro_batches += window.micro_batches
         self.counters.samples += window.samples
 
-    def take(self, update: Update, outcome: Outcome, weight: Number, batches: Sequence[Any], scaler: LossScaler | None) -> None:
+    def take(self, made: Made, outcome: Outcome, weight: Number) -> None:
         """Take over an update that was made; it is settled at once where its flag is on the host."""
         if isinstance(outcome.skipped, torch.Tensor):
-            verdict = Verdict(outcome.skipped, weight)
-            self._open = _Open(update=update, verdict=verdict, batches=batches, scaler=scaler)
+            self._open = made, Verdict(outcome.skipped, weight)
         else:
-            self._conclude(update, outcome.skipped, update.weight, batches, scaler)
+            self._conclude(made, outcome.skipped, made.update.weight)
 
     def settle(self) -> None:
         """Settle the open update, if there is one; every rank calls it, at the same place.
@@ -137,18 +145,18 @@ class Settlement:
         """Settle the open update, if there is one, as any rank may at any time: what stops the run waits for all to settle."""
         if self._open is None:
             return
-        done, self._open = self._open, None
-        skipped, weight = done.verdict.read()
+        (made, verdict), self._open = self._open, None
+        skipped, weight = verdict.read()
         try:
-            self._conclude(done.update, skipped, weight, done.batches, done.scaler)
+            self._conclude(made, skipped, weight)
         except HalfstepError as error:
             self._stopped = error
 
-    def _conclude(self, update: Update, skipped: bool, weight: float, batches: Sequence[Any], scaler: LossScaler | None) -> None:
+    def _conclude(self, made: Made, skipped: bool, weight: float) -> None:
         if skipped:
-            self._skipped(update, weight, batches, scaler)
+            self._skipped(made, weight)
         else:
-            self._applied(update, weight)
+            self._applied(made.update, weight)
 
     def _applied(self, update: Update, weight: float) -> None:
         check_total(weight)
@@ -160,13 +168,15 @@ class Settlement:
         if self.ema is not None:
             self.ema.update_parameters(self.module)
 
-    def _skipped(self, update: Update, weight: float, batches: Sequence[Any], scaler: LossScaler | None) -> None:
-        calibrating = self.ledger.applied == 0
-        cause, detail = cause_of_skip(self.module, batches, update, scaled=scaler is not None, calibrating=calibrating)
+    def _skipped(self, made: Made, weight: float) -> None:
+        update, scaled, calibrating = made.update, made.scaler is not None, self.ledger.applied == 0
+        cause, detail = cause_of_skip(
+            self.module, made.batches, update, own_loss=float(made.own_loss), scaled=scaled, calibrating=calibrating
+        )
         update.settled(weight, cause, detail)
         self.ledger.record(update)
-        if self._is_one_too_many(cause, scaler):
-            raise self.stop(update.entry, batches, skipped_in_a_row=self.ledger.skipped_in_a_row)
+        if self._is_one_too_many(cause, made.scaler):
+            raise self.stop(update.entry, made.batches, skipped_in_a_row=self.ledger.skipped_in_a_row)
 
     def _is_one_too_many(self, cause: Cause, scaler: LossScaler | None) -> bool:
         """The scale's floor judges what a lower scale may cure; the count judges everything else."""
