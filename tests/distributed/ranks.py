@@ -51,17 +51,17 @@ class Ranks:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        """Where they meet: here, as torchrun's store is in its agent, so that it outlives each of them."""
         pipes = [context.Pipe() for _ in range(size)]
         self._pipes = [ours for ours, _ in pipes]
+        port = self._store.port
         self._processes = [
-            context.Process(target=_serve, args=(rank, size, theirs, joined)) for rank, (_, theirs) in enumerate(pipes)
+            context.Process(target=_serve, args=(rank, size, port, theirs, joined)) for rank, (_, theirs) in enumerate(pipes)
         ]
         for process, (_, theirs) in zip(self._processes, pipes, strict=True):
             process.start()
             theirs.close()
-        port = self._pipes[0].recv()
-        for pipe in self._pipes[1:]:
-            pipe.send(port)
 
     def start(self, work: Callable[..., Any], *args: Any) -> None:
         """Run `work(*args)` on every rank."""
@@ -144,21 +144,16 @@ def _received(pipe: Connection) -> Ended:
         return Ended(error="ProcessEnded", message="the process ended without an answer", trace="the process ended")
 
 
-def _serve(rank: int, size: int, pipe: Connection, joined: bool) -> None:
+def _serve(rank: int, size: int, port: int, pipe: Connection, joined: bool) -> None:
     torch.set_num_threads(1)
     gc.freeze()  # what was imported needs no looking through after every function
     warnings.simplefilter("error")
-    store = dist.TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False) if rank == 0 else None
-    if store is not None:
-        pipe.send(store.port)
-    port = store.port if store is not None else pipe.recv()
-    store = store or dist.TCPStore("127.0.0.1", port, size, is_master=False)
     serve = _serve_joined if joined else _serve_once
-    serve(rank, size, pipe, store)
+    serve(rank, size, port, pipe)
 
 
-def _serve_joined(rank: int, size: int, pipe: Connection, store: dist.Store) -> None:
-    number = 0
+def _serve_joined(rank: int, size: int, port: int, pipe: Connection) -> None:
+    store, number = dist.TCPStore("127.0.0.1", port, is_master=False), 0
     while (order := pipe.recv()) is not None:
         number += 1
         group_store = dist.PrefixStore(f"job {number}", store)
@@ -168,8 +163,8 @@ def _serve_joined(rank: int, size: int, pipe: Connection, store: dist.Store) -> 
         dist.destroy_process_group()
 
 
-def _serve_once(rank: int, size: int, pipe: Connection, store: dist.TCPStore) -> None:
-    os.environ.update(environment(rank, size, store.port), TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
+def _serve_once(rank: int, size: int, port: int, pipe: Connection) -> None:
+    os.environ.update(environment(rank, size, port), TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
     order = pipe.recv()
     if order is not None:
         _answer(pipe, *order)
