@@ -1,4 +1,6 @@
+import multiprocessing
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,39 @@ from halfstep.measure import memory
 CPU = torch.device("cpu")
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux' /proc")
 SIXTEEN_MIB = 16 * 2**20
+
+
+def in_a_process_of_its_own(check: Callable[[], None]) -> None:
+    """Run a check where no memory freed by other tests can be handed out again."""
+    child = multiprocessing.get_context("spawn").Process(target=check)
+    child.start()
+    child.join(120)
+    assert child.exitcode == 0
+
+
+def resident_set_holds_a_new_tensor() -> None:
+    before = memory.resident_bytes()
+    tensor = torch.ones(SIXTEEN_MIB)
+    after = memory.resident_bytes()
+    assert before is not None
+    assert after is not None
+    assert after - before >= 0.9 * tensor.nbytes
+
+
+def peak_remembers_what_was_freed_until_it_is_reset() -> None:
+    torch.ones(SIXTEEN_MIB)
+    high = memory.memory_use(CPU)
+    assert memory.reset_peak(CPU)
+    after = memory.memory_use(CPU)
+    assert high.peak_allocated_bytes is not None
+    assert after.peak_allocated_bytes is not None
+    assert high.peak_allocated_bytes - after.peak_allocated_bytes > SIXTEEN_MIB
+
+
+@linux_only
+@pytest.mark.parametrize("check", [resident_set_holds_a_new_tensor, peak_remembers_what_was_freed_until_it_is_reset])
+def test_resident_set_and_its_peak_are_told(check: Callable[[], None]) -> None:
+    in_a_process_of_its_own(check)
 
 
 def test_memory_of_the_cpu_is_its_resident_set() -> None:
