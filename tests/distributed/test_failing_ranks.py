@@ -136,9 +136,9 @@ def with_unused(ranks: str, last_only: bool) -> None:
 
 
 UNUSED = (
-    "`sometimes.weight`, `sometimes.bias`, `other.weight` and others took no part in the last micro-batch of a window on rank "
-    "{}, so that the gradients could not be reduced during its backward. Give the engine `find_unused_parameters=True`, or freeze "
-    "what is not trained."
+    "`sometimes.weight`, `sometimes.bias`, `other.weight` and others took no part in the last micro-batch of a window "
+    "on rank {}, so that the gradients could not be reduced during its backward. Give the engine "
+    "`find_unused_parameters=True`, or freeze what is not trained."
 )
 
 
