@@ -164,7 +164,7 @@ def connect(device: torch.device) -> Group:
 def _start(device: torch.device) -> None:
     if device.type != "cpu":
         torch.get_device_module(device).set_device(device)
-    dist.init_process_group(dist.get_default_backend_for_device(device))
+    dist.init_process_group(dist.get_default_backend_for_device(device.type))
     atexit.register(_end)
 
 
