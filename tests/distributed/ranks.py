@@ -10,9 +10,11 @@ import gc
 import io
 import multiprocessing
 import os
+import signal
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -110,8 +112,11 @@ class Ranks:
         self.kill()
 
     def kill(self) -> None:
-        """End what is still running."""
+        """End what is still running, with the workers of its loaders."""
         for process in self._processes:
+            assert process.pid is not None
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.kill()
             process.join()
         for pipe in self._pipes:
@@ -145,6 +150,7 @@ def _received(pipe: Connection) -> Ended:
 
 
 def _serve(rank: int, size: int, port: int, pipe: Connection, joined: bool) -> None:
+    os.setsid()  # so that all that this rank starts can be ended with it
     torch.set_num_threads(1)
     gc.freeze()  # what was imported needs no looking through after every function
     warnings.simplefilter("error")
