@@ -104,14 +104,27 @@ def commands(block: Block) -> list[Command]:
 
 
 class _Wordless(ast.NodeTransformer):
-    """Blanks what is said to a reader: text with spaces or in another script; names such as "bf16" stay."""
+    """Blanks what is said to a reader: what is printed or formatted, and text with spaces; names such as "bf16" stay."""
+
+    def __init__(self) -> None:
+        self._shown = 0
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        told = isinstance(node.value, str) and not re.fullmatch(r"[!-~]*", node.value)
+        told = isinstance(node.value, str) and (self._shown > 0 or not re.fullmatch(r"[!-~]*", node.value))
         return ast.Constant(value="") if told else node
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
-        return ast.JoinedStr(values=[self.visit(part) for part in node.values if isinstance(part, ast.FormattedValue)])
+        values = sorted((self._inside(part) for part in node.values if isinstance(part, ast.FormattedValue)), key=ast.dump)
+        return ast.JoinedStr(values=values)  # another language may have them in another order
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        return self._inside(node) if isinstance(node.func, ast.Name) and node.func.id == "print" else self.generic_visit(node)
+
+    def _inside(self, node: ast.AST) -> ast.AST:
+        self._shown += 1
+        self.generic_visit(node)
+        self._shown -= 1
+        return node
 
 
 def _without_words(text: str) -> str:

@@ -14,11 +14,14 @@ import pytest
 from docs.blocks import KINDS, Block, Document, commands
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+NAMES = ("README.md", "README.zh-CN.md", "CONTRIBUTING.md", "CHANGELOG.md")
 DOCUMENTS = [Document(path) for path in [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").glob("*.md"))]]
+TRANSLATIONS = [("README.md", "README.zh-CN.md"), ("docs/guide.md", "docs/guide.zh.md")]
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SCRIPT = "model = torch.nn.Linear(1, 1)\n"
 END_OF_BLOCK = "\x1e"
+ABORT_AT_EXIT = "terminate called without an active exception"
+"""torch 2.13 on gloo now and then (2 of 104 runs here) says so when a rank's interpreter ends, all its work being done."""
 
 each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
 each_program = pytest.mark.parametrize(
@@ -56,6 +59,15 @@ def run(words: list[str], place: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=place, env=environment, capture_output=True, encoding="utf-8", timeout=300, check=False)
 
 
+def run_command(words: list[str], place: Path, document: Document) -> subprocess.CompletedProcess[str]:
+    """Once more after torch's own abort, if nothing of halfstep's took part; whatever fails otherwise stays failed."""
+    done = run(words, place)
+    scripts = [document.files[word] for word in words if word in document.files]
+    if ABORT_AT_EXIT in done.stderr and scripts and not any("halfstep" in script for script in scripts):
+        return run(words, place)
+    return done
+
+
 def assert_printed(block: Block, printed: str) -> None:
     if block.prints is None:
         return
@@ -82,7 +94,7 @@ def test_commands_run_and_print_what_is_shown(document: Document, block: Block, 
             words = ["make", "--dry-run", "-C", str(ROOT), *words[1:]]  # the real thing would start these tests again
         elif words[0] == "uv":
             continue  # resolves against the registry; what it writes is what `make` installs from
-        done = run(words, place)
+        done = run_command(words, place, document)
         assert done.returncode == command.code, f"{words}\n{done.stdout}\n{done.stderr}"
         printed += done.stdout
     assert_printed(block, printed)
@@ -96,13 +108,19 @@ def test_no_block_is_left_unrun(document: Document) -> None:
     assert [block.text for block in document.blocks if block.kind in ("toml", "text") and not block.file_name] == []
 
 
+@pytest.mark.parametrize(("original", "translation"), TRANSLATIONS)
+def test_a_translation_holds_the_same_code(original: str, translation: str) -> None:
+    first, second = ([block.code for block in Document(ROOT / name).blocks] for name in (original, translation))
+    assert second == first
+
+
 @each_document
 def test_paths_that_a_document_names_exist(document: Document) -> None:
     named = re.findall(r"`((?:src|tests|docs|examples|benchmarks)/[\w./-]+)`", document.path.read_text(encoding="utf-8"))
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-@pytest.mark.parametrize("name", ["README.md"])
+@pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md"])
 def test_readme_is_one_screen(name: str) -> None:
     assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) <= 80
 
