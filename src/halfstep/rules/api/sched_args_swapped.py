@@ -15,16 +15,14 @@ CARD = Card(
     what="Warm-up and total steps are passed in each other's place.",
     why="The rate rises during the whole run, or the schedule is over after the warm-up.",
     example="""\
-def schedule(optimizer, num_warmup_steps, num_training_steps):
-    ...
+def schedule(optimizer, num_warmup_steps, num_training_steps): ...
 
 
 def configure(optimizer, total_steps, warmup_steps):
     return schedule(optimizer, total_steps, warmup_steps)
 """,
     instead="""\
-def schedule(optimizer, num_warmup_steps, num_training_steps):
-    ...
+def schedule(optimizer, num_warmup_steps, num_training_steps): ...
 
 
 def configure(optimizer, total_steps, warmup_steps):

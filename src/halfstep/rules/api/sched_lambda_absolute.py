@@ -22,7 +22,7 @@ from torch import nn
 
 def train(model, loader, epochs=2):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1e-3 * 0.99 ** step)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1e-3 * 0.99**step)
     for epoch in range(epochs):
         for x, y in loader:
             optimizer.zero_grad()
@@ -37,7 +37,7 @@ from torch import nn
 
 def train(model, loader, epochs=2):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.99 ** step)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.99**step)
     for epoch in range(epochs):
         for x, y in loader:
             optimizer.zero_grad()

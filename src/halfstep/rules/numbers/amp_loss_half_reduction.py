@@ -31,7 +31,7 @@ def train(model, loader, epochs=2):
             optimizer.zero_grad()
             with torch.autocast("cuda", dtype=torch.float16):
                 out = model(x)
-            loss = (out ** 2).sum()
+            loss = (out**2).sum()
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()

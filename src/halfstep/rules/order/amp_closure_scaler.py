@@ -27,6 +27,7 @@ def train(model, loader, epochs=2):
     scaler = torch.amp.GradScaler("cuda")
     for epoch in range(epochs):
         for x, y in loader:
+
             def closure():
                 optimizer.zero_grad()
                 loss = nn.functional.mse_loss(model(x), y)
@@ -45,6 +46,7 @@ def train(model, loader, epochs=2):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for epoch in range(epochs):
         for x, y in loader:
+
             def closure():
                 optimizer.zero_grad()
                 loss = nn.functional.mse_loss(model(x), y)

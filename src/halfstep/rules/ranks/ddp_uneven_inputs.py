@@ -34,7 +34,7 @@ def train(model, dataset, epochs=2):
     local_rank = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(local_rank)
     files = list(dataset)
-    mine = files[dist.get_rank()::dist.get_world_size()]
+    mine = files[dist.get_rank() :: dist.get_world_size()]
     model = DDP(model.cuda(), device_ids=[local_rank])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for epoch in range(epochs):
