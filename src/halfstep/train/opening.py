@@ -71,7 +71,7 @@ def open_inputs(written: Written) -> Opened:
     looks = Tokenizers(exists=has_tokenizer, size=lambda folder: len(tokenizer_in(folder)))
     inputs = resolve_inputs(written, looks, columns_of)
     tokenizer = None if inputs.tokenizer == BYTES else tokenizer_in(inputs.tokenizer)
-    model_config = _model_config(inputs)
+    model_config = _model_config(inputs, tokenizer)
     model = model_facts(model_config)
     _check_vocabulary(inputs, tokenizer, model)
     open_data = _open_stream if inputs.kind is None else _open_documents
@@ -167,18 +167,14 @@ def device_of(written: Written) -> torch.device:
     return device
 
 
-def _model_config(inputs: Inputs) -> Any:
+def _model_config(inputs: Inputs, tokenizer: Any | None) -> Any:
     if inputs.path is not None:
         return config_of_folder(inputs.path)
     assert inputs.architecture is not None
     assert inputs.config is not None
-    config = config_of_architecture(inputs.architecture, inputs.config)
-    if inputs.tokenizer == BYTES:
-        # The architecture's special tokens are places in a vocabulary of its own; here they would be ordinary bytes.
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-            if name not in inputs.config:
-                setattr(config, name, None)
-    return config
+    # The architecture's own special tokens are places in a vocabulary of its own: here they would be others, or none.
+    special = {name: getattr(tokenizer, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    return config_of_architecture(inputs.architecture, {**special, **inputs.config})
 
 
 def _check_vocabulary(inputs: Inputs, tokenizer: Any | None, model: ModelFacts) -> None:

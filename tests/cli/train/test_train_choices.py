@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -80,4 +81,29 @@ def test_a_run_that_gets_no_better_ends_early(place: Path, train: Train) -> None
     said = train("optimizer.learning_rate=1e-30", "evaluation.every_updates=1", "evaluation.patience=2", "limits.updates=50")
     assert said.code == 0
     assert len(log(place, "update")) == 3
-    assert "2 looks in a row were not better than a held-out loss of 5." in (place / "run" / "run.json").read_text()
+    assert "2 looks in a row were not better than loss 5." in (place / "run" / "run.json").read_text()
+
+
+class Heard(logging.Handler):
+    """What a logger was told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def test_an_architecture_on_bytes_has_none_of_the_special_tokens_that_it_has_elsewhere(place: Path, train: Train) -> None:
+    """GPT-2's own are number 50,256, which a vocabulary of 256 bytes does not reach, and transformers warns of that."""
+    config = "model.config={n_embd = 8, n_layer = 1, n_head = 1, n_positions = 64}"
+    heard, logger = Heard(), logging.getLogger("transformers")
+    logger.addHandler(heard)
+    try:
+        assert train("model.architecture=gpt2", config, "limits.updates=1").code == 0
+    finally:
+        logger.removeHandler(heard)
+    assert heard.messages == []
+    saved = json.loads((place / "run" / "model" / "config.json").read_text())
+    assert (saved.get("bos_token_id"), saved.get("eos_token_id")) == (None, None)
