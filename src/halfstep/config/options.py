@@ -40,6 +40,20 @@ class Tail(str, Enum):
         return self.value
 
 
+class Metric(str, Enum):
+    """What says how good a model is on held-out data, and which one is the best."""
+
+    PERPLEXITY = "perplexity"
+    """e to the loss, of which less is better."""
+    ACCURACY = "accuracy"
+    """The share that is right, of which more is better; of equals, the one of lower loss."""
+    LOSS = "loss"
+    """The loss itself."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
 class Corpus(str, Enum):
     """A text that is found on every machine."""
 

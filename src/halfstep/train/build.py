@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
 from halfstep.config.choice import ASKED_FOR, Choice
-from halfstep.config.options import OptimizerName, Precision, SchedulerName, Tail
+from halfstep.config.options import Metric, OptimizerName, Precision, SchedulerName, Tail
 from halfstep.config.run import OptimizerRun, Resolved, Run, SchedulerRun
 from halfstep.distributed import Group
 from halfstep.engine import Engine
@@ -228,9 +228,9 @@ def build_held_out(opened: Opened, run: Run, group: Group, engine: Engine) -> He
     pieces = [mine[start : start + run.batch.micro] for start in range(0, len(mine), run.batch.micro)]
     return HeldOut(
         batches=_loader(samples, pieces, engine.device),
-        num_tokens=samples.num_predicted,
-        num_bytes=num_bytes,
-        loss=causal_loss(run.model.loss_chunk),
+        bytes_per_token=num_bytes / samples.num_predicted,
+        look=causal_loss(run.model.loss_chunk),
+        metric=Metric.PERPLEXITY,
         device=engine.device,
         autocast=engine.autocast,
         group=group,

@@ -1,8 +1,8 @@
-"""Ends a run whose held-out loss has stopped getting better."""
+"""Ends a run whose held-out data are predicted no better any more."""
 
 from __future__ import annotations
 
-import math
+from halfstep.train.record import EvaluationRecord
 
 
 class EarlyStop:
@@ -10,23 +10,22 @@ class EarlyStop:
 
     Args:
         patience: looks in a row that may pass without a better one.
-        least_gain: by how much a look must be better than the best to count as better.
     """
 
-    def __init__(self, patience: int, *, least_gain: float = 0.0) -> None:
-        self._patience, self._least_gain = patience, least_gain
-        self.best = math.inf
-        """The least loss so far."""
+    def __init__(self, patience: int) -> None:
+        self._patience = patience
+        self.best: EvaluationRecord | None = None
+        """The best look so far."""
         self.looks_since = 0
-        """Looks since it was found."""
+        """Looks since it."""
 
-    def look(self, loss: float) -> str | None:
-        """What ends the run after a look that found this loss, in words, or `None`. A NaN is no better than anything."""
-        if loss < self.best - self._least_gain:
-            self.best, self.looks_since = loss, 0
+    def look(self, record: EvaluationRecord) -> str | None:
+        """What ends the run after this look, in words, or `None`."""
+        if record.best:
+            self.best, self.looks_since = record, 0
             return None
         self.looks_since += 1
         if self.looks_since < self._patience:
             return None
-        least = f" by {self._least_gain:g}" if self._least_gain else ""
-        return f"{self.looks_since} looks in a row were not better{least} than a held-out loss of {self.best:.4f}"
+        best = "a loss that is a number" if self.best is None else self.best.to_text()
+        return f"{self.looks_since} looks in a row were not better than {best}"

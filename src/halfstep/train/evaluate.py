@@ -1,39 +1,43 @@
-"""The loss on held-out text, weighted by tokens over all ranks."""
+"""The loss on held-out data, and the share that is right, weighted by what counts over all ranks."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from halfstep.config.options import Metric
 from halfstep.distributed import Group
-from halfstep.train.head import CausalLoss
+from halfstep.engine.batch import to_device
 
-Batches = Iterable[Mapping[str, Tensor]]
+Look = Callable[[nn.Module, Any], tuple[Tensor, ...]]
+"""From a model and a batch to the summed loss, what it was summed over and, where that is asked, how much of it is right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """The held-out text of this rank, and how it becomes a loss.
+    """The held-out data of this rank, and how they are looked at.
 
     Attributes:
-        batches: this rank's share of it.
-        num_tokens: tokens that are predicted, over all ranks.
-        num_bytes: bytes of their text.
-        loss: the summed loss of a batch and how many tokens counted.
+        batches: this rank's share of them.
+        bytes_per_token: bytes of text for each token that is predicted; `None` where there is no text, or not all is predicted.
+        look: what a batch comes to.
+        metric: what says which model is the best.
         device: where the model is.
         autocast: the arithmetic of training, as a context.
         group: all ranks.
     """
 
-    batches: Batches
-    num_tokens: int
-    num_bytes: int
-    loss: CausalLoss
+    batches: Iterable[Any]
+    bytes_per_token: float | None
+    look: Look
+    metric: Metric
     device: torch.device
     autocast: Callable[[], AbstractContextManager[object]]
     group: Group
@@ -41,15 +45,15 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What the held-out text costs: nats per token and per byte, and how long it took to find out."""
+    """What a look found: the mean loss, the share that is right where it was counted, and how long it took."""
 
     loss: float
-    nats_per_byte: float
+    accuracy: float | None
     seconds: float
 
 
 def evaluate(model: nn.Module, held_out: HeldOut) -> Judgement:
-    """The weighted mean loss of `model` on the held-out text; every rank must call it.
+    """The weighted means of `model` on the held-out data; every rank must call it.
 
     The model is left in training mode.
     """
@@ -57,25 +61,23 @@ def evaluate(model: nn.Module, held_out: HeldOut) -> Judgement:
     held_out.group.broadcast_buffers(model)
     model.eval()
     try:
-        total, count = _sum(model, held_out)
+        total, count, right = _sums(model, held_out)
     finally:
         model.train()
-    loss = held_out.group.mean(total, count)
+    loss, accuracy = held_out.group.mean(total, count), held_out.group.mean(right, count)
     return Judgement(
         loss=loss,
-        nats_per_byte=loss * held_out.num_tokens / held_out.num_bytes,
+        accuracy=None if math.isnan(accuracy) else accuracy,
         seconds=time.perf_counter() - began,
     )
 
 
 @torch.no_grad()
-def _sum(model: nn.Module, held_out: HeldOut) -> tuple[float, float]:
-    total = torch.zeros((), dtype=torch.float64, device=held_out.device)
-    count = torch.zeros((), dtype=torch.float64, device=held_out.device)
+def _sums(model: nn.Module, held_out: HeldOut) -> list[float]:
+    """The sums of loss, of what counts, and of what of it is right: NaN where nobody counts that."""
+    sums = torch.zeros(3, dtype=torch.float64, device=held_out.device)
     with held_out.autocast():
         for batch in held_out.batches:
-            on_device = {key: value.to(held_out.device, non_blocking=True) for key, value in batch.items()}
-            loss, weight = held_out.loss(model, on_device)
-            total += loss
-            count += weight
-    return float(total), float(count)
+            total, count, *right = held_out.look(model, to_device(batch, held_out.device))
+            sums += torch.stack([value.double() for value in (total, count, *(right or [torch.full_like(total, math.nan)]))])
+    return sums.tolist()

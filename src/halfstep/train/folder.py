@@ -9,7 +9,7 @@
     ├── ledger.jsonl     every update: applied, or skipped and why
     ├── events/          TensorBoard
     ├── model/           the last model, for `from_pretrained`
-    └── best/            the best model by its held-out loss, unless that is the last one
+    └── best/            the best model by its held-out data, unless that is the last one
 """
 
 from __future__ import annotations
@@ -74,8 +74,7 @@ class RunFolder:
         Raises:
             UsageError: the folder cannot be written.
         """
-        best_is_last = summary.best_nats_per_byte is not None and summary.best_nats_per_byte == summary.final_nats_per_byte
-        if best_is_last:
+        if summary.best is not None and summary.best == summary.final:
             shutil.rmtree(self.path / "best", ignore_errors=True)
         self.note(status=summary.ending.value, summary=summary.to_dict(), engine=choices_to_dict(choices))
 

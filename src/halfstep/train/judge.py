@@ -1,4 +1,4 @@
-"""Looks at the held-out text every so many updates, and remembers the best."""
+"""Looks at the held-out data every so many updates, and remembers the best."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections.abc import Callable
 
 from torch import nn
 
-from halfstep.train.evaluate import HeldOut, evaluate
+from halfstep.config.options import Metric
+from halfstep.train.evaluate import HeldOut, Judgement, evaluate
 from halfstep.train.record import EvaluationRecord
 
 
 class Judge:
-    """Held-out losses of a run.
+    """The looks of a run at its held-out data.
 
     Args:
         model: what is judged.
-        held_out: the text; `None` where nothing is held out, and nothing is ever due.
+        held_out: the data; `None` where nothing is held out, and nothing is ever due.
         every: updates between looks; 0 for never.
         keep: saves the model when it is the best so far; `None` where the best is not kept.
     """
@@ -29,7 +30,7 @@ class Judge:
         """The best one."""
 
     def is_due(self, update: int) -> bool:
-        """Whether the text should be looked at after this update."""
+        """Whether the data should be looked at after this update."""
         return self._held_out is not None and self._every > 0 and update % self._every == 0
 
     def is_due_at_end(self, update: int) -> bool:
@@ -41,17 +42,26 @@ class Judge:
         """Judge the model after this update; every rank must call it."""
         assert self._held_out is not None
         found = evaluate(self._model, self._held_out)
-        best = not math.isnan(found.loss) and (self.best is None or found.loss < self.best.loss)
+        bytes_per_token, metric = self._held_out.bytes_per_token, self._held_out.metric
         self.last = EvaluationRecord(
             update=update,
             loss=found.loss,
-            nats_per_byte=found.nats_per_byte,
-            perplexity=math.exp(min(found.loss, 700.0)),
             seconds=found.seconds,
-            best=best,
+            best=self._is_best(found, metric),
+            nats_per_byte=None if bytes_per_token is None else found.loss / bytes_per_token,
+            perplexity=math.exp(min(found.loss, 700.0)) if metric is Metric.PERPLEXITY else None,
+            accuracy=found.accuracy,
         )
-        if best:
+        if self.last.best:
             self.best = self.last
             if self._keep is not None:
                 self._keep()
         return self.last
+
+    def _is_best(self, found: Judgement, metric: Metric) -> bool:
+        """Whether no look before was as good; a loss that is no number is never good."""
+        if math.isnan(found.loss) or self.best is None:
+            return not math.isnan(found.loss)
+        if metric is Metric.ACCURACY and found.accuracy != self.best.accuracy:
+            return (found.accuracy or 0.0) > (self.best.accuracy or 0.0)
+        return found.loss < self.best.loss

@@ -76,10 +76,10 @@ class TensorBoard:
         self._add("speed/tokens_per_s", record.tokens_per_s, entry.index)
 
     def on_evaluation(self, record: EvaluationRecord) -> None:
-        """Add the evaluation's loss and perplexity."""
-        self._add("evaluation/loss", record.loss, record.update)
-        self._add("evaluation/nats_per_byte", record.nats_per_byte, record.update)
-        self._add("evaluation/perplexity", record.perplexity, record.update)
+        """Add the evaluation's loss, and perplexity or accuracy where it has them."""
+        for name in ("loss", "nats_per_byte", "perplexity", "accuracy"):
+            if getattr(record, name) is not None:
+                self._add(f"evaluation/{name}", getattr(record, name), record.update)
 
     def _add(self, name: str, value: float, update: int) -> None:
         with writing(self._folder):

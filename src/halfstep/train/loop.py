@@ -11,6 +11,7 @@ from halfstep.train.book import Book
 from halfstep.train.early_stop import EarlyStop
 from halfstep.train.judge import Judge
 from halfstep.train.limits import Limits, Stop
+from halfstep.train.record import EvaluationRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +50,16 @@ class Loop:
     def _updates(self) -> str:
         for update in self.engine.updates(self.loader, epochs=self.epochs):
             self.book.enter(update)
-            loss = self._look() if self.judge.is_due(update.index) else None
+            look = self._look() if self.judge.is_due(update.index) else None
             because = self.limits.reached(self.book.applied, self.book.tokens) or self.stop.reached()
-            if because is None and loss is not None and self.early is not None:
-                because = self.early.look(loss)
+            if because is None and look is not None and self.early is not None:
+                because = self.early.look(look)
             if because is not None:
                 return because
         return f"{self.epochs} {'epoch' if self.epochs == 1 else 'epochs'} of the data are done"
 
-    def _look(self) -> float:
+    def _look(self) -> EvaluationRecord:
         with self.book.pause():
             record = self.judge.look(self.book.updates)
             self.book.tell(record)
-        return record.loss
+        return record

@@ -130,8 +130,6 @@ def time_left_text(record: UpdateRecord) -> str:
 
 def evaluation_text(record: EvaluationRecord) -> str:
     """What the evaluation found."""
+    what = "data" if record.perplexity is None else "text"
     best = ", the best so far" if record.best else ""
-    return (
-        f"held-out text after update {record.update:,}: loss {record.loss:.3f} nats a token, "
-        f"{record.nats_per_byte:.3f} nats a byte, perplexity {record.perplexity:.2f}{best}"
-    )
+    return f"held-out {what} after update {record.update:,}: {record.to_text()}{best}"

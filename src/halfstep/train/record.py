@@ -48,19 +48,32 @@ class EvaluationRecord:
 
     Attributes:
         update: updates so far.
-        loss: the weighted mean in nats per token.
-        nats_per_byte: the same per byte of text, which is comparable between tokenizers.
-        perplexity: e to the loss.
+        loss: the weighted mean, of language models in nats per token.
         seconds: wall time it took.
         best: whether no evaluation before was better.
+        nats_per_byte: the loss per byte of text, which is comparable between tokenizers; `None` where there are no bytes.
+        perplexity: e to the loss; `None` where no tokens are predicted.
+        accuracy: the share of what was predicted that was right; `None` where nobody counts it.
     """
 
     update: int
     loss: float
-    nats_per_byte: float
-    perplexity: float
     seconds: float
     best: bool
+    nats_per_byte: float | None = None
+    perplexity: float | None = None
+    accuracy: float | None = None
+
+    def to_text(self) -> str:
+        """Its numbers in words."""
+        said = [f"loss {self.loss:.3f}" + ("" if self.perplexity is None else " nats a token")]
+        if self.nats_per_byte is not None:
+            said.append(f"{self.nats_per_byte:.3f} nats a byte")
+        if self.perplexity is not None:
+            said.append(f"perplexity {self.perplexity:.2f}")
+        if self.accuracy is not None:
+            said.append(f"accuracy {self.accuracy:.2%}")
+        return ", ".join(said)
 
 
 class Listener(Protocol):

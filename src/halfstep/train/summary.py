@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
+from halfstep.train.record import EvaluationRecord
+
 
 class Ending(str, Enum):
     """How a run ended."""
@@ -30,9 +32,10 @@ class Rate:
     high: float
     updates: int
 
-    def __str__(self) -> str:
+    def to_text(self, unit: str) -> str:
+        """The rate and its spread in words."""
         spread = f"10% to 90%: {self.low:,.0f} to {self.high:,.0f}"
-        return f"{self.median:,.0f} tokens/s (median of {self.updates:,} updates; {spread})"
+        return f"{self.median:,.0f} {unit}/s (median of {self.updates:,} updates; {spread})"
 
 
 def rate_of(tokens_per_s: Sequence[float]) -> Rate | None:
@@ -62,10 +65,10 @@ class Summary:
         tokens: tokens that counted, over all ranks.
         wall_s: wall time of training, with evaluation and saving.
         rate: tokens per second; `None` without an update.
-        final_nats_per_byte: held-out loss at the end; `None` where nothing was held out or the end was not judged.
-        best_nats_per_byte: the best held-out loss.
-        best_update: when that was.
-        train_loss: loss of the last update that was applied, in nats per token.
+        unit: what those tokens are: "tokens", or "images", "texts", "samples" where they are none.
+        final: the look at the held-out data at the end; `None` where nothing was held out or the end was not judged.
+        best: the best look.
+        train_loss: loss of the last update that was applied, of language models in nats per token.
         unigram_nats_per_byte: what the held-out text costs who knows the frequency of each byte and no more.
         peak_memory_bytes: the highest use of memory; `None` where it is not known.
     """
@@ -78,12 +81,12 @@ class Summary:
     tokens: int
     wall_s: float
     rate: Rate | None
-    final_nats_per_byte: float | None
-    best_nats_per_byte: float | None
-    best_update: int | None
+    final: EvaluationRecord | None
+    best: EvaluationRecord | None
     train_loss: float | None
     unigram_nats_per_byte: float | None
     peak_memory_bytes: int | None
+    unit: str = "tokens"
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON types."""
@@ -95,8 +98,8 @@ class Summary:
             str(self.ending): self.because,
             "updates": self._updates_text(),
             "skipped": ", ".join(f"{count} {cause}" for cause, count in self.skipped.items()) or "none",
-            "tokens": f"{self.tokens:,} in {_time_text(self.wall_s)}",
-            "rate": "unknown" if self.rate is None else str(self.rate),
+            self.unit: f"{self.tokens:,} in {_time_text(self.wall_s)}",
+            "rate": "unknown" if self.rate is None else self.rate.to_text(self.unit),
             "memory": "unknown" if self.peak_memory_bytes is None else f"{self.peak_memory_bytes / 1e9:.2f} GB at most",
             "loss": self._loss_text(),
         }
@@ -107,15 +110,22 @@ class Summary:
         return f"{self.applied_updates:,} applied{planned}"
 
     def _loss_text(self) -> str:
-        if self.best_nats_per_byte is None:
-            last = "unknown" if self.train_loss is None else f"{self.train_loss:.3f} nats a token in the last update"
-            return f"{last}; no held-out text was looked at"
-        final = "not judged at the end" if self.final_nats_per_byte is None else f"{self.final_nats_per_byte:.3f}"
-        best = f"best {self.best_nats_per_byte:.3f} after update {self.best_update:,}"
-        text = f"{final} nats a byte of held-out text, {best}"
+        if self.best is None:
+            unit = " nats a token" if self.unit == "tokens" else ""
+            last = "unknown" if self.train_loss is None else f"{self.train_loss:.3f}{unit} in the last update"
+            return f"{last}; no held-out data were looked at"
+        if self.best.nats_per_byte is None:
+            final = "not judged at the end" if self.final is None else f"held-out {self.final.to_text()}"
+            return f"{final}; best after update {self.best.update:,}: {self.best.to_text()}"
+        return self._text_of_bytes(self.best, self.best.nats_per_byte)
+
+    def _text_of_bytes(self, best: EvaluationRecord, best_nats: float) -> str:
+        final_nats = None if self.final is None else self.final.nats_per_byte
+        final = "not judged at the end" if final_nats is None else f"{final_nats:.3f}"
+        text = f"{final} nats a byte of held-out text, best {best_nats:.3f} after update {best.update:,}"
         if self.unigram_nats_per_byte is None:
             return text
-        share = (self.final_nats_per_byte or self.best_nats_per_byte) / self.unigram_nats_per_byte
+        share = (final_nats or best_nats) / self.unigram_nats_per_byte
         return f"{text}; unigram entropy {self.unigram_nats_per_byte:.3f} ({share:.0%} of it)"
 
 

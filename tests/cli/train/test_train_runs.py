@@ -82,7 +82,7 @@ def test_the_saved_model_is_the_trained_one(train: Train) -> None:
             count += len(window) - 1
     assert total / count == pytest.approx(lines("run/log.jsonl")[-1]["loss"], rel=1e-5)
     summary = json.loads(Path("run/run.json").read_text())["summary"]
-    assert summary["final_nats_per_byte"] == pytest.approx(total / len(held_out), rel=1e-5)
+    assert summary["final"]["nats_per_byte"] == pytest.approx(total / len(held_out), rel=1e-5)
     assert summary["unigram_nats_per_byte"] == unigram_entropy([Text(name="", content=held_out.encode())])
 
 
@@ -106,7 +106,7 @@ def test_the_configuration_in_the_folder_runs_the_same_again(train: Train) -> No
 def test_the_loss_falls_below_the_unigram_entropy(train: Train) -> None:
     assert train("limits.updates=120", "optimizer.learning_rate=0.02").code == 0
     summary = json.loads(Path("run/run.json").read_text())["summary"]
-    assert summary["final_nats_per_byte"] < 0.8 * summary["unigram_nats_per_byte"]
+    assert summary["final"]["nats_per_byte"] < 0.8 * summary["unigram_nats_per_byte"]
 
 
 def test_print_config_shows_reasons_and_writes_nothing(train: Train, place: Path) -> None:

@@ -19,6 +19,7 @@ from halfstep.config.resolve import resolve
 from halfstep.config.run import Resolved
 from halfstep.errors import ConfigError, UsageError
 from halfstep.train.folder import RunFolder
+from halfstep.train.record import EvaluationRecord
 from halfstep.train.summary import Ending, Summary
 
 
@@ -63,9 +64,8 @@ SUMMARY = Summary(
     tokens=4,
     wall_s=1.0,
     rate=None,
-    final_nats_per_byte=1.0,
-    best_nats_per_byte=0.9,
-    best_update=2,
+    final=EvaluationRecord(update=4, loss=1.0, seconds=1.0, best=False),
+    best=EvaluationRecord(update=2, loss=0.9, seconds=1.0, best=True),
     train_loss=1.0,
     unigram_nats_per_byte=3.0,
     peak_memory_bytes=None,
@@ -111,7 +111,7 @@ def test_the_best_model_stays_unless_it_is_the_last(tmp_path: Path) -> None:
     folder.save_model("best", model(), None)
     folder.finish(SUMMARY, {})
     assert (folder.path / "best").is_dir()
-    folder.finish(replace(SUMMARY, best_nats_per_byte=1.0), {})
+    folder.finish(replace(SUMMARY, best=SUMMARY.final), {})
     assert not (folder.path / "best").exists()
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from halfstep.config.options import Metric
 from halfstep.distributed import Group, World
 from halfstep.train.evaluate import HeldOut, evaluate
 from halfstep.train.judge import Judge
@@ -41,19 +43,21 @@ def held_out() -> HeldOut:
     windows = Windows(TOKENS, 6)
     return HeldOut(
         batches=[windows.__getitems__([index]) for index in range(len(windows))],
-        num_tokens=len(TOKENS) - 1,
-        num_bytes=58,
+        bytes_per_token=2.0,
         device=torch.device("cpu"),
-        loss=WholeLogits(),
+        look=WholeLogits(),
+        metric=Metric.PERPLEXITY,
         autocast=nullcontext,
         group=Group(World()),
     )
 
 
 def test_the_loss_is_a_mean_over_tokens_and_over_bytes() -> None:
-    found = evaluate(Constant(), held_out())
+    found = Judge(Constant(), held_out(), every=1, keep=None).look(1)
     assert found.loss == pytest.approx(math.log(11), rel=1e-6)
-    assert found.nats_per_byte == pytest.approx(math.log(11) * 29 / 58, rel=1e-6)
+    assert found.nats_per_byte == pytest.approx(math.log(11) / 2, rel=1e-6)
+    assert found.perplexity == pytest.approx(11, rel=1e-6)
+    assert found.accuracy is None
 
 
 def test_evaluation_switches_dropout_off_and_leaves_training_on() -> None:
@@ -88,6 +92,24 @@ def test_a_loss_that_is_no_number_is_never_the_best() -> None:
     assert judge.best is not None
     assert judge.best.update == 2
     assert kept == [0.0]
+
+
+def of_classes(*looks: tuple[float, float]) -> HeldOut:
+    """Data of ten samples on which the model has these losses and so many right, look by look."""
+    found = iter(looks)
+
+    def look(model: nn.Module, batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        loss, right = next(found)
+        return torch.tensor(10 * loss), torch.tensor(10), torch.tensor(right)
+
+    return replace(held_out(), batches=[torch.zeros(10)], bytes_per_token=None, look=look, metric=Metric.ACCURACY)
+
+
+def test_the_best_classifier_has_the_most_right_and_of_equals_the_least_loss() -> None:
+    judge = Judge(Constant(), of_classes((0.5, 6), (0.4, 5), (0.6, 7), (0.55, 7), (0.7, 7)), every=1, keep=None)
+    assert [judge.look(update).best for update in range(1, 6)] == [True, False, True, True, False]
+    assert judge.best is not None
+    assert (judge.best.update, judge.best.accuracy, judge.best.perplexity, judge.best.nats_per_byte) == (4, 0.7, None, None)
 
 
 def test_a_text_is_looked_at_every_so_many_updates_and_at_the_end() -> None:

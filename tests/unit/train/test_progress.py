@@ -132,6 +132,10 @@ def test_the_rate_leaves_the_first_update_out() -> None:
     assert rate_of([]) is None
 
 
+def looked(update: int, **values: float) -> EvaluationRecord:
+    return EvaluationRecord(update=update, loss=2.0, seconds=1.0, best=False, **values)
+
+
 def summary(**changed: Any) -> Summary:
     values: dict[str, Any] = {
         "ending": Ending.FINISHED,
@@ -142,9 +146,8 @@ def summary(**changed: Any) -> Summary:
         "tokens": 12345,
         "wall_s": 61.5,
         "rate": Rate(median=2000.0, low=1900.0, high=2100.0, updates=9),
-        "final_nats_per_byte": 1.2,
-        "best_nats_per_byte": 1.1,
-        "best_update": 8,
+        "final": looked(10, nats_per_byte=1.2),
+        "best": looked(8, nats_per_byte=1.1),
         "train_loss": 1.3,
         "unigram_nats_per_byte": 3.0,
         "peak_memory_bytes": None,
@@ -165,8 +168,17 @@ def test_the_report_says_all_of_it() -> None:
 
 
 def test_the_report_of_a_run_that_was_not_judged_says_so() -> None:
-    text = summary(final_nats_per_byte=None, best_nats_per_byte=None, best_update=None).to_text()
-    assert text.splitlines()[-1] == "loss        1.300 nats a token in the last update; no held-out text was looked at"
+    text = summary(final=None, best=None).to_text()
+    assert text.splitlines()[-1] == "loss        1.300 nats a token in the last update; no held-out data were looked at"
+
+
+def test_the_report_of_a_classifier_tells_accuracy_and_its_own_unit() -> None:
+    text = summary(unit="images", final=looked(10, accuracy=0.5), best=looked(8, accuracy=0.75)).to_text().splitlines()
+    assert text[3:5] + text[6:] == [
+        "images      12,345 in 1 min 1.5 s",
+        "rate        2,000 images/s (median of 9 updates; 10% to 90%: 1,900 to 2,100)",
+        "loss        held-out loss 2.000, accuracy 50.00%; best after update 8: loss 2.000, accuracy 75.00%",
+    ]
 
 
 def test_the_report_is_json() -> None:
