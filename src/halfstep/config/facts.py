@@ -100,6 +100,7 @@ class Facts:
         precision: what measuring the model in each precision led to; `None` as long as that was not done.
         packing: what trying the model on packed documents led to; `None` as long as that was not done.
         loss_chunk: what trying the model without its logits led to; `None` as long as that was not done.
+        workers: what making a few micro-batches led to; `None` as long as that was not done.
     """
 
     machine: MachineFacts
@@ -109,3 +110,4 @@ class Facts:
     precision: Choice[Precision] | None = None
     packing: Choice[bool] | None = None
     loss_chunk: Choice[int] | None = None
+    workers: Choice[int] | None = None

@@ -31,6 +31,7 @@ class _Usual:
 
 USUAL = {
     OptimizerName.ADAMW: _Usual(learning_rate=2e-3, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8),
+    OptimizerName.ADAMW_8BIT: _Usual(learning_rate=2e-3, weight_decay=0.1, betas=(0.9, 0.95), eps=1e-8),
     OptimizerName.ADAM: _Usual(learning_rate=2e-3, weight_decay=0.0, betas=(0.9, 0.95), eps=1e-8),
     OptimizerName.SGD: _Usual(learning_rate=0.1, weight_decay=0.0, momentum=0.9),
     OptimizerName.ADAFACTOR: _Usual(learning_rate=1e-2, weight_decay=0.0),
@@ -72,7 +73,7 @@ def _refuse_foreign_settings(asked: OptimizerSection, name: OptimizerName, usual
 
 
 def _learning_rate(name: OptimizerName, usual: _Usual, hidden: int, *, pretrained: bool) -> Choice[float]:
-    if name not in (OptimizerName.ADAMW, OptimizerName.ADAM):
+    if usual.betas is None:
         return Choice(value=usual.learning_rate, reason=f"usual for {name}")
     if pretrained:
         return Choice(value=FINE_TUNING_RATE, reason="usual for a model that is trained already")

@@ -80,6 +80,8 @@ class OptimizerName(str, Enum):
     """The optimizers that a configuration can name."""
 
     ADAMW = "adamw"
+    ADAMW_8BIT = "adamw-8bit"
+    """AdamW of `bitsandbytes`, whose two averages take a byte a parameter each instead of four."""
     ADAM = "adam"
     SGD = "sgd"
     ADAFACTOR = "adafactor"
@@ -96,6 +98,16 @@ class SchedulerName(str, Enum):
     CONSTANT = "constant"
     WSD = "wsd"
     """Warm-up, stable, decay."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class LoggerName(str, Enum):
+    """The services beside log and TensorBoard that a run can be told to, through their own libraries."""
+
+    MLFLOW = "mlflow"
+    WANDB = "wandb"
 
     def __str__(self) -> str:
         return self.value

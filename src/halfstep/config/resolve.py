@@ -84,6 +84,7 @@ def _data(written: Written, inputs: Inputs, facts: Facts, sequence_length: int, 
         too_long=too_long,
         tokenizer=inputs.tokenizer,
         sequence_length=sequence_length,
+        workers=decisions.take("data.workers", asked.workers, lambda: facts.workers or Choice(value=0, reason="not tried")),
     )
 
 
@@ -112,6 +113,9 @@ def _model(written: Written, inputs: Inputs, facts: Facts, sequence_length: int,
         attention=attention,
         checkpoint_activations=decisions.default(
             "model.checkpoint_activations", asked.checkpoint_activations, False, "recomputing costs a third more time"
+        ),
+        compile=decisions.default(
+            "model.compile", asked.compile, False, "compiling takes a minute or so, which a short run does not win back"
         ),
         loss_chunk=decisions.take(
             "model.loss_chunk", asked.loss_chunk, lambda: facts.loss_chunk or Choice(value=0, reason="not tried")
@@ -263,5 +267,9 @@ def _run(written: Written, inputs: Inputs, facts: Facts, decisions: Decisions) -
     return OutputRun(
         folder=decisions.default("run.folder", written.run.folder, folder, "the time of the start"),
         seed=decisions.default("run.seed", written.run.seed, 0, "the same run every time"),
+        deterministic=decisions.default(
+            "run.deterministic", written.run.deterministic, False, "kernels that repeat bitwise can be slower"
+        ),
         tensorboard=decisions.default("run.tensorboard", written.run.tensorboard, True, "events cost next to nothing"),
+        loggers=tuple(decisions.default("run.loggers", written.run.loggers, [], "none was asked for")),
     )

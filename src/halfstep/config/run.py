@@ -16,6 +16,7 @@ from halfstep.config.options import (
     Corpus,
     DataFormat,
     DataKind,
+    LoggerName,
     OptimizerName,
     Precision,
     SchedulerName,
@@ -34,13 +35,15 @@ class ModelRun:
     config: Mapping[str, Any] | None
     attention: Attention
     checkpoint_activations: bool
+    compile: bool
     loss_chunk: int
     label_smoothing: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRun:
-    """The text: an embedded corpus or files; what their rows are; how it becomes tokens; tokens in a sequence.
+    """The text: an embedded corpus or files; what their rows are; how it becomes tokens; tokens in a sequence; processes
+    beside this one that make batches.
 
     Text files are one stream of tokens, to which kind, columns, packing and length limit do not belong: `None`.
     """
@@ -54,6 +57,7 @@ class DataRun:
     too_long: TooLong | None
     tokenizer: str
     sequence_length: int
+    workers: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +117,13 @@ class LimitsRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputRun:
-    """Where the run is kept, its seed, and what is written beside the log."""
+    """Where the run is kept, its seed, whether every operation must repeat bitwise, and who is told beside the log."""
 
     folder: str
     seed: int
+    deterministic: bool
     tensorboard: bool
+    loggers: tuple[LoggerName, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

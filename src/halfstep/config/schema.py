@@ -17,6 +17,7 @@ from halfstep.config.options import (
     Corpus,
     DataFormat,
     DataKind,
+    LoggerName,
     OptimizerName,
     Precision,
     SchedulerName,
@@ -36,6 +37,9 @@ Betas = Annotated[list[Beta], Field(min_length=2, max_length=2)]
 Paths = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 Word = Field(strict=False)
 """A closed list is written as a string."""
+Loggers = Annotated[
+    list[Annotated[LoggerName, Word]], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+]
 
 WHOLE = 'a whole number of {} above 0, or "auto"'
 FROM_ZERO = 'a whole number of {} above 0, 0 for none, or "auto"'
@@ -82,6 +86,7 @@ class ModelSection(Section):
     config: dict[str, Any] | None = _key("a table of the architecture's own configuration keys")
     attention: Annotated[Attention, Word] | Auto | None = _key('"auto", "sdpa" or "eager"')
     checkpoint_activations: bool | Auto | None = _key(YES_OR_NO)
+    compile: bool | Auto | None = _key(YES_OR_NO)
     loss_chunk: CountOrNone | Auto | None = _key('a whole number of tokens above 0, 0 for all at once, or "auto"')
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] | Auto | None = _key('a share of at least 0 and below 1, or "auto"')
 
@@ -98,6 +103,7 @@ class DataSection(Section):
     too_long: Annotated[TooLong, Word] | Auto | None = _key('"cut", "drop", "split" or "auto"')
     tokenizer: str | None = _key('"bytes", "auto" or the path of a folder that holds a tokenizer')
     sequence_length: Annotated[int, Field(gt=1)] | Auto | None = _key('a whole number of tokens above 1, or "auto"')
+    workers: CountOrNone | Auto | None = _key(FROM_ZERO.format("processes"))
 
 
 class BatchSection(Section):
@@ -111,7 +117,7 @@ class BatchSection(Section):
 class OptimizerSection(Section):
     """The optimizer, its settings, and the clipping of gradients before it."""
 
-    name: Annotated[OptimizerName, Word] | Auto | None = _key('"adamw", "adam", "sgd" or "adafactor"')
+    name: Annotated[OptimizerName, Word] | Auto | None = _key('"adamw", "adamw-8bit", "adam", "sgd" or "adafactor"')
     learning_rate: Positive | Auto | None = _key(NUMBER)
     weight_decay: AtLeastZero | Auto | None = _key('a number of at least 0, or "auto"')
     betas: Betas | Auto | None = _key('two numbers of at least 0 and below 1, as [0.9, 0.95], or "auto"')
@@ -155,7 +161,9 @@ class RunSection(Section):
 
     folder: str | None = _key("the path of a folder that does not exist yet")
     seed: CountOrNone | Auto | None = _key('a whole number of at least 0, or "auto"')
+    deterministic: bool | Auto | None = _key(YES_OR_NO)
     tensorboard: bool | Auto | None = _key(YES_OR_NO)
+    loggers: Loggers | Auto | None = _key('"mlflow", "wandb" or a list of both')
 
 
 class Written(Section):

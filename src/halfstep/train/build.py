@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ from halfstep.config.options import Metric, OptimizerName, Precision, SchedulerN
 from halfstep.config.run import OptimizerRun, Resolved, Run, SchedulerRun
 from halfstep.distributed import Group
 from halfstep.engine import Engine
-from halfstep.errors import ModelError
+from halfstep.errors import ConfigError, ModelError
 from halfstep.precision.select import select_precision
 from halfstep.train.averaging import averaged
+from halfstep.train.compiling import compile_blocks
 from halfstep.train.courses import warmup_stable_decay
 from halfstep.train.evaluate import HeldOut
 from halfstep.train.head import causal_loss, choose_chunk
+from halfstep.train.loading import batch_loader, choose_workers, transfer
 from halfstep.train.models import load_model, new_model
 from halfstep.train.opening import Opened
 from halfstep.train.order import RankBatches
@@ -31,7 +34,7 @@ from halfstep.train.packing import Packed, mixes_documents
 from halfstep.train.padded import Padded, padding_of
 from halfstep.train.reading import predicted_bytes
 from halfstep.train.samples import Samples, Shape, Source
-from halfstep.train.windows import Batch, Windows, as_it_is
+from halfstep.train.windows import Batch, Windows
 
 ParameterGroup = dict[str, Any]
 
@@ -60,11 +63,14 @@ def measure_precision(model: nn.Module, train: Source, run: Run, group: Group, d
 
     Every rank must call it.
     """
+    loss = causal_loss(run.model.loss_chunk, run.model.label_smoothing)
+    return select_precision(model, loss, _first_batch(train, run, device), device, group_broadcast=group.from_first)
+
+
+def _first_batch(train: Source, run: Run, device: torch.device) -> Batch:
     samples = train.samples(shape_of(run))
     micro_batch = samples.__getitems__(range(min(run.batch.micro, len(samples))))
-    on_device = {key: value.to(device) for key, value in micro_batch.items()}
-    loss = causal_loss(run.model.loss_chunk, run.model.label_smoothing)
-    return select_precision(model, loss, on_device, device, group_broadcast=group.from_first)
+    return {key: value.to(device) for key, value in micro_batch.items()}
 
 
 def try_loss(model: nn.Module, run: Run, asked: int | None) -> Choice[int]:
@@ -92,13 +98,25 @@ def try_packing(model: nn.Module, opened: Opened, asked: bool | None) -> Choice[
     return Choice(value=True, reason="without padding; tried on this model: no document sees another")
 
 
+def try_loading(train: Source, run: Run, device: torch.device, cores: int, asked: int | None) -> Choice[int]:
+    """How many processes make batches, as making a few of them tells."""
+    samples = train.samples(shape_of(run))
+    batches = _batches(samples, run)
+    return choose_workers(samples, batches, device=device.type, cores=cores, ranks=run.processes, asked=asked)
+
+
 def data_choices(opened: Opened, run: Run) -> dict[str, Choice[Any]]:
-    """What became of the documents, and how much of the sequences is padding; nothing where the text is one stream."""
+    """How batches reach the device, what became of the documents, and how much of the sequences is padding.
+
+    The last two are nothing where the text is one stream.
+    """
     samples, fitted = opened.train.samples(shape_of(run)), opened.train.fitted(shape_of(run))
+    told: dict[str, Choice[Any]] = {"data.transfer": transfer(torch.device(run.device).type, run.data.workers)}
     if isinstance(samples, Windows) or fitted is None:
-        return {}
+        return told
     padding = samples.padding if isinstance(samples, Packed) else padding_of(samples.lengths, _batches(samples, run))
     return {
+        **told,
         "data.documents": Choice(value=len(fitted.documents), reason=str(fitted)),
         "data.padding": Choice(value=round(padding.share, 4), reason=str(padding)),
     }
@@ -117,17 +135,36 @@ def build_optimizer(model: nn.Module, settings: OptimizerRun) -> tuple[torch.opt
     """The optimizer, and whether it is one fused kernel."""
     groups = parameter_groups(model, settings.weight_decay)
     make, keywords = _constructor(settings)
-    if settings.name is OptimizerName.ADAFACTOR:
-        return make(groups, **keywords), Choice(value=False, reason="torch's Adafactor has no fused kernel")
+    if settings.name in NOT_FUSED:
+        return make(groups, **keywords), Choice(value=False, reason=NOT_FUSED[settings.name])
     try:
         return make(groups, **keywords, fused=True), Choice(value=True, reason="one kernel reads each value once")
     except RuntimeError as error:
         return make(groups, **keywords), Choice(value=False, reason=str(error))
 
 
+NOT_FUSED = {
+    OptimizerName.ADAFACTOR: "torch's Adafactor has no fused kernel",
+    OptimizerName.ADAMW_8BIT: "bitsandbytes has a kernel of its own, for one parameter at a time",
+}
+
+
+def _adamw_8bit(*arguments: Any, **keywords: Any) -> torch.optim.Optimizer:
+    try:
+        library = import_module("bitsandbytes")
+    except ImportError:
+        raise ConfigError(
+            '`optimizer.name = "adamw-8bit"` is that of bitsandbytes, which is not installed: pip install bitsandbytes. '
+            'Or use "adamw", or "adafactor", which keeps less.'
+        ) from None
+    optimizer: torch.optim.Optimizer = library.optim.AdamW8bit(*arguments, **keywords)
+    return optimizer
+
+
 def _constructor(settings: OptimizerRun) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]:
     kind: dict[OptimizerName, Callable[..., torch.optim.Optimizer]] = {
         OptimizerName.ADAMW: torch.optim.AdamW,
+        OptimizerName.ADAMW_8BIT: _adamw_8bit,
         OptimizerName.ADAM: torch.optim.Adam,
         OptimizerName.SGD: torch.optim.SGD,
         OptimizerName.ADAFACTOR: torch.optim.Adafactor,
@@ -178,14 +215,17 @@ def build_average(model: nn.Module, run: Run) -> AveragedModel | None:
     return averaged(model, run.optimizer.ema_decay) if run.optimizer.ema_decay else None
 
 
-def build_engine(model: nn.Module, resolved: Resolved, average: AveragedModel | None) -> tuple[Engine, dict[str, Choice[Any]]]:
+def build_engine(
+    model: nn.Module, resolved: Resolved, average: AveragedModel | None, train: Source
+) -> tuple[Engine, dict[str, Choice[Any]]]:
     """The engine over the model, and what was decided on the way."""
     run = resolved.run
     optimizer, fused = build_optimizer(model, run.optimizer)
+    loss = causal_loss(run.model.loss_chunk, run.model.label_smoothing)
     engine = Engine(
         model,
         optimizer,
-        loss=causal_loss(run.model.loss_chunk, run.model.label_smoothing),
+        loss=loss,
         scheduler=build_scheduler(optimizer, run.scheduler, resolved.planned_updates),
         precision=run.precision,
         accumulate=run.accumulate,
@@ -196,13 +236,18 @@ def build_engine(model: nn.Module, resolved: Resolved, average: AveragedModel | 
         checkpoint_activations=run.model.checkpoint_activations,
         evidence=Path(run.run.folder) / "evidence",
     )
-    return engine, {"optimizer.fused": fused}
+    choices: dict[str, Choice[Any]] = {"optimizer.fused": fused}
+    if run.model.compile:
+        batch = _first_batch(train, run, engine.device)
+        choices["model.compile"] = compile_blocks(model, loss, batch, engine.autocast)
+    return engine, choices
 
 
 def build_loader(train: Source, run: Run, group: Group, device: torch.device) -> DataLoader[Batch]:
     """The micro-batches of this rank, in the order that the seed gives."""
     samples = train.samples(shape_of(run))
-    return _loader(samples, _batches(samples, run, rank=group.rank, ranks=group.size), device)
+    batches = _batches(samples, run, rank=group.rank, ranks=group.size)
+    return batch_loader(samples, batches, device=device, workers=run.data.workers)
 
 
 def _batches(samples: Samples, run: Run, *, rank: int = 0, ranks: int = 1) -> RankBatches:
@@ -227,7 +272,7 @@ def build_held_out(opened: Opened, run: Run, group: Group, engine: Engine) -> He
     mine = range(group.rank, len(samples), group.size)
     pieces = [mine[start : start + run.batch.micro] for start in range(0, len(mine), run.batch.micro)]
     return HeldOut(
-        batches=_loader(samples, pieces, engine.device),
+        batches=batch_loader(samples, pieces, device=engine.device, workers=run.data.workers),
         bytes_per_token=num_bytes / samples.num_predicted,
         look=causal_loss(run.model.loss_chunk),
         metric=Metric.PERPLEXITY,
@@ -235,8 +280,3 @@ def build_held_out(opened: Opened, run: Run, group: Group, engine: Engine) -> He
         autocast=engine.autocast,
         group=group,
     )
-
-
-def _loader(samples: Samples, batches: Iterable[Any], device: torch.device) -> DataLoader[Batch]:
-    """No workers: cutting a batch out of memory takes less time than handing it over."""
-    return DataLoader(samples, batch_sampler=batches, collate_fn=as_it_is, pin_memory=device.type == "cuda")

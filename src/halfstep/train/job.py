@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -28,15 +29,18 @@ from halfstep.train.build import (
     build_model,
     data_choices,
     measure_precision,
+    try_loading,
     try_loss,
     try_packing,
 )
+from halfstep.train.determinism import repeatable, seed_ranks_apart
 from halfstep.train.early_stop import EarlyStop
 from halfstep.train.folder import RunFolder, refuse_used
 from halfstep.train.interruption import Interruption
 from halfstep.train.judge import Judge
-from halfstep.train.launch import let_waiting_threads_sleep
+from halfstep.train.launch import fix_cublas_workspace, let_waiting_threads_sleep
 from halfstep.train.limits import Limits, Stop
+from halfstep.train.loggers import following, require
 from halfstep.train.loop import Loop
 from halfstep.train.opening import Opened, device_of, facts_of, open_inputs
 from halfstep.train.progress import progress
@@ -81,11 +85,14 @@ def prepare(written: Written, *, started: datetime) -> Prepared:
     """
     if written.run.folder is not None:
         refuse_used(Path(written.run.folder))
+    if written.run.deterministic is True:
+        fix_cublas_workspace()
     device = device_of(written)
     allocator = keep_freed_memory(device.type)
     opened = open_inputs(written)
     facts = facts_of(opened, written, device, started)
     resolved = resolve(written, opened.inputs, facts)
+    require(resolved.run.run.loggers)
     group = connect(device)
     model, choices = build_model(opened, resolved.run, device)
     if resolved.run.data.packing is not None:
@@ -93,7 +100,12 @@ def prepare(written: Written, *, started: datetime) -> Prepared:
         facts = replace(facts, packing=try_packing(model, opened, packing))
         resolved = resolve(written, opened.inputs, facts)
     chunk = None if is_auto(written.model.loss_chunk) else resolved.run.model.loss_chunk
-    facts = replace(facts, loss_chunk=try_loss(model, resolved.run, chunk))
+    workers = None if is_auto(written.data.workers) else resolved.run.data.workers
+    facts = replace(
+        facts,
+        loss_chunk=try_loss(model, resolved.run, chunk),
+        workers=try_loading(opened.train, resolved.run, device, facts.machine.cores, workers),
+    )
     resolved = resolve(written, opened.inputs, facts)
     if is_auto(written.precision):
         measured = measure_precision(model, opened.train, resolved.run, group, device)
@@ -131,17 +143,23 @@ def train(job: Prepared, interruption: Interruption, *, stream: TextIO) -> tuple
     """
     average = build_average(job.model, job.run)
     product = job.model if average is None else average.module
-    engine, choices = build_engine(job.model, job.resolved, average)
-    path = Path(job.run.run.folder)
+    engine, choices = build_engine(job.model, job.resolved, average, job.opened.train)
+    path, output = Path(job.run.run.folder), job.run.run
     if job.group.rank > 0:
         return _train(job, engine, product, None, [], interruption), path
     folder = RunFolder(path, job.resolved.with_choices(choices))
-    with folder.failures_noted():
-        listeners = [*folder.logs(tensorboard=job.run.run.tensorboard), progress(stream, planned_updates=job.planned)]
+    settings = job.run.to_dict()
+    with folder.failures_noted(), following(output.loggers, path, settings, partial(_say, stream)) as followers:
+        files = folder.logs(tensorboard=output.tensorboard)
+        listeners = [*files, *followers, progress(stream, planned_updates=job.planned)]
         summary = _train(job, engine, product, folder, listeners, interruption)
         folder.save_model("model", product, job.opened.tokenizer)
         folder.finish(summary, engine.choices)
     return summary, path
+
+
+def _say(stream: TextIO, sentence: str) -> None:
+    stream.write(f"{sentence}\n")
 
 
 def _train(
@@ -173,8 +191,10 @@ def _train(
         limits=limits,
         stop=stop,
     )
+    seed_ranks_apart(job.run.run.seed, job.group.rank)
     try:
-        because = loop.run()
+        with repeatable(job.run.run.deterministic):
+            because = loop.run()
     finally:
         book.close(engine.ledger)
     return _summary(job, engine, book, judge, because, interrupted=stop.signal is not None)

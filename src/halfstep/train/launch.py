@@ -40,6 +40,11 @@ def let_waiting_threads_sleep() -> Choice[str]:
     return _sleeping_soon()
 
 
+def fix_cublas_workspace() -> None:
+    """Give cuBLAS the workspace with which its results repeat bitwise; before the first matmul on a GPU."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
 def _sleeping_soon() -> Choice[str]:
     return Choice(value="sleeping soon", reason="spinning threads take the core from those that they wait for")
 

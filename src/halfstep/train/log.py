@@ -68,22 +68,16 @@ class TensorBoard:
 
     def on_update(self, record: UpdateRecord) -> None:
         """Add the update's loss, norm, loss scale, learning rate and speed."""
-        entry = record.entry
-        self._add("train/loss", entry.loss, entry.index)
-        self._add("train/grad_norm", entry.grad_norm, entry.index)
-        self._add("train/loss_scale", entry.scale, entry.index)
-        self._add("train/learning_rate", record.lr, entry.index)
-        self._add("speed/tokens_per_s", record.tokens_per_s, entry.index)
+        self._add(record.scalars(), record.entry.index)
 
     def on_evaluation(self, record: EvaluationRecord) -> None:
         """Add the evaluation's loss, and perplexity or accuracy where it has them."""
-        for name in ("loss", "nats_per_byte", "perplexity", "accuracy"):
-            if getattr(record, name) is not None:
-                self._add(f"evaluation/{name}", getattr(record, name), record.update)
+        self._add(record.scalars(), record.update)
 
-    def _add(self, name: str, value: float, update: int) -> None:
+    def _add(self, scalars: dict[str, float], update: int) -> None:
         with writing(self._folder):
-            self._writer.add_scalar(name, value, update)
+            for name, value in scalars.items():
+                self._writer.add_scalar(name, value, update)
 
     def close(self) -> None:
         """Write what is left and close the file."""

@@ -41,6 +41,16 @@ class UpdateRecord:
         del values["entry"], values["done"]
         return {**self.entry.to_dict(), **values, "tokens_per_s": round(self.tokens_per_s, 1)}
 
+    def scalars(self) -> dict[str, float]:
+        """What is worth a curve, by its name in a chart."""
+        return {
+            "train/loss": self.entry.loss,
+            "train/grad_norm": self.entry.grad_norm,
+            "train/loss_scale": self.entry.scale,
+            "train/learning_rate": self.lr,
+            "speed/tokens_per_s": self.tokens_per_s,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRecord:
@@ -74,6 +84,11 @@ class EvaluationRecord:
         if self.accuracy is not None:
             said.append(f"accuracy {self.accuracy:.2%}")
         return ", ".join(said)
+
+    def scalars(self) -> dict[str, float]:
+        """What is worth a curve, by its name in a chart."""
+        numbers = {name: getattr(self, name) for name in ("loss", "nats_per_byte", "perplexity", "accuracy")}
+        return {f"evaluation/{name}": value for name, value in numbers.items() if value is not None}
 
 
 class Listener(Protocol):

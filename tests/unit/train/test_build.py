@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 
 from halfstep.config.options import OptimizerName, SchedulerName
 from halfstep.config.run import OptimizerRun, SchedulerRun
+from halfstep.errors import ConfigError
 from halfstep.train.build import build_optimizer, build_scheduler, course, parameter_groups
 
 
@@ -37,7 +40,11 @@ def test_a_shared_parameter_is_in_one_group_once() -> None:
 
 
 @pytest.mark.parametrize("name", list(OptimizerName))
-def test_every_optimizer_can_be_made_and_steps(name: OptimizerName) -> None:
+def test_every_optimizer_can_be_made_and_steps(name: OptimizerName, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library of 8-bit AdamW is a fake, whose AdamW is torch's."""
+    library = ModuleType("bitsandbytes")
+    library.optim = SimpleNamespace(AdamW8bit=torch.optim.AdamW)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "bitsandbytes", library)
     model = nn.Linear(3, 2)
     before = model.weight.detach().clone()
     extra = {"momentum": 0.9} if name is OptimizerName.SGD else {}
@@ -46,6 +53,16 @@ def test_every_optimizer_can_be_made_and_steps(name: OptimizerName) -> None:
     optimizer.step()
     assert not torch.equal(model.weight, before)
     assert fused.reason
+
+
+def test_the_library_of_8_bit_adamw_is_named_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(ConfigError) as caught:
+        build_optimizer(nn.Linear(3, 2), settings(OptimizerName.ADAMW_8BIT))
+    assert str(caught.value) == (
+        '`optimizer.name = "adamw-8bit"` is that of bitsandbytes, which is not installed: pip install bitsandbytes. '
+        'Or use "adamw", or "adafactor", which keeps less.'
+    )
 
 
 def test_betas_and_eps_reach_the_optimizer() -> None:
