@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from halfstep.findings.registry import all_rules, find_rule
+from halfstep.findings.registry import all_cards, find_card
 from halfstep.report.page import page
 
 
@@ -17,8 +17,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the page of one rule, or the list of all."""
     if args.all or args.rule is None:
-        for rule in all_rules():
-            print(f"{rule.card.code}  {rule.card.severity.value:<8} {rule.card.name:<34} {rule.card.what}")
+        for card in all_cards():
+            print(f"{card.code}  {card.severity.value:<8} {card.name:<34} {card.what}")
         return 0
-    print(page(find_rule(args.rule).card))
+    print(page(find_card(args.rule)))
     return 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from halfstep.findings.registry import Rule, all_rules
+from halfstep.findings.card import Card
+from halfstep.findings.registry import all_cards, family_of
 from halfstep.report.page import page
 
 HEAD = """# Rules
@@ -20,17 +21,15 @@ Made from the cards in the source (`python -m halfstep.report.pages`); a test ho
 
 def pages() -> dict[str, str]:
     """The text of every page by file name."""
-    rules = all_rules()
-    made = {f"{rule.card.name}.md": page(rule.card) for rule in rules}
-    made["index.md"] = HEAD + "".join(_row(rule) for rule in rules)
+    cards = all_cards()
+    made = {f"{card.name}.md": page(card) for card in cards}
+    made["index.md"] = HEAD + "".join(_row(card) for card in cards)
     return made
 
 
-def _row(rule: Rule) -> str:
-    card = rule.card
-    family = rule.check.__module__.split(".")[-2]
+def _row(card: Card) -> str:
     link = f"[{card.name}]({card.name}.md)"
-    return f"| {card.code} | {link} | {family} | {card.severity.value} | {card.fix.value} | {card.what} |\n"
+    return f"| {card.code} | {link} | {family_of(card)} | {card.severity.value} | {card.fix.value} | {card.what} |\n"
 
 
 def write(folder: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from halfstep import __version__
 from halfstep.findings.finding import Finding, Severity
-from halfstep.findings.registry import all_rules
+from halfstep.findings.registry import all_cards
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _LEVEL = {Severity.ERROR: "error", Severity.WARNING: "warning"}
@@ -21,7 +21,7 @@ def to_sarif(findings: Iterable[Finding]) -> str:
     driver = {
         "name": "halfstep",
         "version": __version__,
-        "rules": [_rule(rule.card) for rule in all_rules() if rule.card.code in used],
+        "rules": [_rule(card) for card in all_cards() if card.code in used],
     }
     run = {"tool": {"driver": driver}, "results": [_result(f) for f in found], "columnKind": "unicodeCodePoints"}
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from halfstep.errors import ConfigError
+from halfstep.findings.card import Card
 from halfstep.findings.finding import Severity
-from halfstep.findings.registry import Rule, all_rules
+from halfstep.findings.registry import Rule, all_cards, all_rules
 
 KEYS = ("select", "ignore", "severity", "exclude")
 
@@ -30,17 +31,18 @@ class Settings:
             ConfigError: A name is no rule's.
         """
         for name in (*self.select, *self.ignore, *self.severity):
-            if not any(_means(name, rule) for rule in all_rules()):
+            if not any(_means(name, card) for card in all_cards()):
                 raise ConfigError(f"`{name}` is no rule's name or code. `halfstep explain --all` lists them.")
         return tuple(
             rule
             for rule in all_rules()
-            if (not self.select or any(_means(n, rule) for n in self.select)) and not any(_means(n, rule) for n in self.ignore)
+            if (not self.select or any(_means(n, rule.card) for n in self.select))
+            and not any(_means(n, rule.card) for n in self.ignore)
         )
 
 
-def _means(name: str, rule: Rule) -> bool:
-    return name == rule.card.name or ((name.isupper() or name[:2].isupper()) and rule.card.code.startswith(name)) or name == "ALL"
+def _means(name: str, card: Card) -> bool:
+    return name == card.name or ((name.isupper() or name[:2].isupper()) and card.code.startswith(name)) or name == "ALL"
 
 
 def nearest(start: Path) -> Settings:
