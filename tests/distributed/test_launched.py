@@ -88,6 +88,12 @@ def test_torchrun_on_two_nodes(tmp_path: Path, alone: dict[str, Any]) -> None:
     assert_two_ranks_did_what_one_process_does(tmp_path, alone)
 
 
+def test_threads_of_the_group_end_before_the_interpreter(tmp_path: Path) -> None:
+    port = free_port()
+    ended_well([start(str(SCRIPT), str(tmp_path), "plain", **environment(rank, 2, port)) for rank in range(2)])
+    assert [json.loads((tmp_path / f"threads-of-{rank}.json").read_text()) for rank in range(2)] == [[], []]
+
+
 @pytest.mark.parametrize("mode", ["own group, destroyed", "own group, left"])
 def test_a_group_of_the_scripts_own(tmp_path: Path, alone: dict[str, Any], mode: str) -> None:
     port = free_port()

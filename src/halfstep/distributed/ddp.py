@@ -63,6 +63,7 @@ def replicate(model: nn.Module, group: Group, device: torch.device, *, late_beca
     if ddp is None:
         group.broadcast_buffers(unwrap(model))
         model = ddp = _wrapped(model, device)
+        group.lend(ddp)
     choice = Choice(value="during the last backward", reason="once a window, overlapped with backward by DDP")
     return Replica(model=model, averaging=ddp, choice=choice)
 

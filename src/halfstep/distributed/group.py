@@ -10,9 +10,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from halfstep._compat import accelerator_device
 from halfstep.distributed.buckets import copy_from_first, sum_over_ranks
@@ -60,6 +62,7 @@ class Group:
         self.alone = place.size == 1
         """Whether there is no other rank."""
         self._control, self._device = control, device
+        self._wrappers: WeakSet[DistributedDataParallel] = WeakSet()
 
     def start_sum(self, tensor: torch.Tensor) -> Pending:
         """Start to sum `tensor` over the ranks, in place, on the device's own backend."""
@@ -137,6 +140,21 @@ class Group:
         if not self.alone:
             explain(error, self.rank)
 
+    def lend(self, wrapper: DistributedDataParallel) -> None:
+        """Let a wrapper that was made here use the process group until `release`."""
+        self._wrappers.add(wrapper)
+
+    def release(self) -> None:
+        """Let go of all that keeps the process group alive, when the process ends; nothing can be trained afterwards.
+
+        Not where it fails: its group may have work under way that the others will never do their part of.
+        """
+        if _fails():
+            return
+        self._control = None
+        for wrapper in self._wrappers:
+            wrapper.process_group = wrapper.reducer = wrapper.logger = None
+
 
 def connect(device: torch.device) -> Group:
     """Join the ranks that `torchrun` started; the group ends with the process.
@@ -158,7 +176,9 @@ def connect(device: torch.device) -> Group:
         )
     if not dist.is_initialized():
         _start(device)
-    return Group(place, dist.new_group(backend="gloo"), device)
+    group = Group(place, dist.new_group(backend="gloo"), device)
+    atexit.register(group.release)
+    return group
 
 
 def _start(device: torch.device) -> None:
@@ -169,7 +189,15 @@ def _start(device: torch.device) -> None:
 
 
 def _end() -> None:
-    """Leave the group, unless this process fails: NCCL would then wait for collectives that the others are not in."""
-    fails = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    if dist.is_initialized() and (dist.get_backend() == "gloo" or fails is None):
+    """Leave the group, unless this process fails: NCCL would then wait for collectives that the others are not in.
+
+    Called after every `Group.release`, so that the group's threads end here: one that still holds a tensor when the interpreter
+    is gone aborts the process ("terminate called without an active exception").
+    """
+    if dist.is_initialized() and (dist.get_backend() == "gloo" or not _fails()):
         dist.destroy_process_group()
+
+
+def _fails() -> bool:
+    """Whether the interpreter ends with an error that nobody caught."""
+    return bool(getattr(sys, "last_exc", None) or getattr(sys, "last_value", None))
