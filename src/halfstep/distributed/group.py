@@ -153,7 +153,8 @@ class Group:
             return
         self._control = None
         for wrapper in self._wrappers:
-            wrapper.process_group = wrapper.reducer = wrapper.logger = None
+            for holder in ("process_group", "reducer", "logger"):
+                setattr(wrapper, holder, None)
 
 
 def connect(device: torch.device) -> Group:
