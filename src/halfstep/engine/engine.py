@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ from halfstep.engine.finish import Finish
 from halfstep.engine.ledger import Ledger
 from halfstep.engine.loss import LossFunction
 from halfstep.engine.performer import Performer
+from halfstep.engine.position import Position
+from halfstep.engine.randomness import randomness, set_randomness
 from halfstep.engine.reading import Reader, read_ahead, require_any
-from halfstep.engine.settlement import Averaged, Counters, Scheduler, Settlement, on_plateau, per_update
+from halfstep.engine.settlement import Averaged, Counters, Scheduler, Settlement, listed, on_plateau, per_update
 from halfstep.engine.state import restore, state_of
 from halfstep.engine.stopping import Stop, all_masked
 from halfstep.engine.update import Update
@@ -83,7 +86,8 @@ class Engine:
         evidence: str | Path = "halfstep-evidence",
     ) -> None:
         check_settings(accumulate=accumulate, clip_norm=clip_norm, clip_value=clip_value, max_skips=max_skips)
-        optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+        optimizers = self.optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+        self.schedulers, self.ema = listed(scheduler), ema
         self.module = unwrap(model)
         """The user's model, without wrappers."""
         check_optimizers(self.module, optimizers)
@@ -103,7 +107,8 @@ class Engine:
         self.model = replica.model
         """The model to call: the user's, or its DDP wrapper."""
         self._reader = Reader(accumulate, option(Tail, tail, name="tail"), self.group)
-        self._plateaus = on_plateau(scheduler)
+        self._plateaus = on_plateau(self.schedulers)
+        self._randomness: dict[str, Any] | None = None
         reference = Reference(self.group, self.device)
         self._performer = Performer(
             loss=loss,
@@ -112,7 +117,7 @@ class Engine:
             finish=finish,
             settlement=Settlement(
                 module=self.module,
-                schedulers=per_update(scheduler),
+                schedulers=per_update(self.schedulers),
                 ema=ema,
                 max_skips=max_skips,
                 stop=Stop(self.module, loss, arithmetic, reference, self.device, Path(evidence), self.group.rank),
@@ -144,7 +149,7 @@ class Engine:
     def _updates(self, loader: Iterable[Any], epochs: int | None, max_updates: int | None) -> Iterator[Update]:
         self.settle()
         before = len(self.ledger)
-        for feed, everyone in self._reader.windows(loader, epochs):
+        for feed, everyone in self._reader.windows(loader, epochs, self._restore_randomness):
             if self._has_applied(max_updates):
                 return
             yield self._performer.perform(feed, everyone=everyone)
@@ -216,18 +221,29 @@ class Engine:
         return {**self._performer.arithmetic.choices, **self._made, **late}
 
     def state_dict(self) -> dict[str, Any]:
-        """What the engine itself must remember, as plain numbers; model, optimizer and scheduler have their own."""
+        """What the engine itself must remember, as JSON types; model, optimizers, schedulers and average have their own.
+
+        Between two updates; every rank calls it, and keeps its own.
+        """
         self._performer.settlement.look()
-        return {**state_of(self._performer), "epoch": self._reader.epoch}
+        place = asdict(self._reader.position())
+        return {**state_of(self._performer), "position": place, "randomness": randomness(self.device)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken.
+        """Go on where `state_dict` was taken, with the next call of `updates` in the midst of its data.
 
         Raises:
             DataError: the state is of another version.
+            ConfigError: the engine was asked for another precision.
         """
         restore(self._performer, state)
-        self._reader.epoch = state["epoch"]
+        self._reader.go_to(Position.from_dict(state["position"]))
+        self._randomness = state["randomness"]
+        self._restore_randomness()
+
+    def _restore_randomness(self) -> None:
+        assert self._randomness is not None
+        set_randomness(self._randomness, self.device)
 
     def _has_applied(self, max_updates: int | None) -> bool:
         if max_updates is None or self.ledger.applied + self._performer.settlement.pending < max_updates:

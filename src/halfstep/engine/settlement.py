@@ -185,17 +185,18 @@ class Settlement:
         return scaler.below_floor
 
 
-def per_update(scheduler: Scheduler | Sequence[Scheduler] | None) -> list[Scheduler]:
+def per_update(schedulers: Sequence[Any]) -> list[Scheduler]:
     """The schedulers that move once an update."""
-    return [one for one in _listed(scheduler) if not isinstance(one, ReduceLROnPlateau)]
+    return [one for one in schedulers if not isinstance(one, ReduceLROnPlateau)]
 
 
-def on_plateau(scheduler: Scheduler | Sequence[Scheduler] | None) -> list[ReduceLROnPlateau]:
+def on_plateau(schedulers: Sequence[Any]) -> list[ReduceLROnPlateau]:
     """The schedulers that wait for a metric."""
-    return [one for one in _listed(scheduler) if isinstance(one, ReduceLROnPlateau)]
+    return [one for one in schedulers if isinstance(one, ReduceLROnPlateau)]
 
 
-def _listed(scheduler: Scheduler | Sequence[Scheduler] | None) -> list[Any]:
+def listed(scheduler: Scheduler | Sequence[Scheduler] | None) -> list[Any]:
+    """None, one or several schedulers as a list."""
     if scheduler is None:
         return []
     return list(scheduler) if isinstance(scheduler, Sequence) else [scheduler]

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from halfstep.config.choice import Choice
+from halfstep.config.choice import ASKED_FOR, Choice
 from halfstep.config.options import Precision
+from halfstep.engine.arithmetic import Arithmetic
 from halfstep.engine.performer import Performer
 from halfstep.engine.settlement import Counters
-from halfstep.errors import DataError
+from halfstep.errors import ConfigError, DataError
 
 VERSION = 1
+KEPT = "kept on resume; then: "
 
 
 def state_of(performer: Performer) -> dict[str, Any]:
@@ -35,11 +37,13 @@ def restore(performer: Performer, state: dict[str, Any]) -> None:
 
     Raises:
         DataError: the state is of another version.
+        ConfigError: the engine was asked for another precision.
     """
     if state.get("version") != VERSION:
         raise DataError(f"The engine state has version {state.get('version')!r}; this halfstep reads version {VERSION}.")
     if state["precision"] is not None:
-        reason = f"kept on resume; then: {state['precision_reason']}"
+        _refuse_other(performer.arithmetic, state["precision"])
+        reason = KEPT + str(state["precision_reason"]).removeprefix(KEPT)
         performer.arithmetic.decide(Choice(value=Precision(state["precision"]), reason=reason))
     if performer.arithmetic.scaler is not None and state["scaler"] is not None:
         performer.arithmetic.scaler.load_state_dict(state["scaler"])
@@ -48,3 +52,13 @@ def restore(performer: Performer, state: dict[str, Any]) -> None:
     performer.updates_begun = state["updates_begun"]
     performer.settlement.ledger.load_state_dict(state["ledger"])
     performer.settlement.counters = Counters(**state["counters"])
+
+
+def _refuse_other(arithmetic: Arithmetic, saved: str) -> None:
+    """A precision that was asked for is not overridden by that of the run under way, nor the other way round."""
+    if arithmetic.decided and arithmetic.choice.reason == ASKED_FOR and arithmetic.choice.value.value != saved:
+        asked = arithmetic.choice.value.value
+        raise ConfigError(
+            f'`precision = "{asked}"` was asked for, and the checkpoint was trained in "{saved}": a resumed run keeps its '
+            f'precision. Ask for "{saved}" or "auto".'
+        )

@@ -19,7 +19,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from halfstep import Engine
 from halfstep.engine import Cause, Entry
-from halfstep.errors import DataError
+from halfstep.errors import ConfigError, DataError
 from halfstep.precision.scaler import ScalerSettings
 from parity.by_hand import (
     FUSED,
@@ -127,6 +127,7 @@ def test_the_state_is_plain_numbers_and_text() -> None:
     kept = engine.state_dict()
     skips = kept["ledger"].pop("skips")
     assert [(skip["index"], skip["cause"]) for skip in skips] == [(3, "loss not finite")]
+    assert sorted(kept.pop("randomness")) == ["numpy", "python", "torch"]
     assert json.loads(json.dumps(kept)) == {
         "version": 1,
         "precision": "fp16",
@@ -137,7 +138,17 @@ def test_the_state_is_plain_numbers_and_text() -> None:
         "updates_begun": 3,
         "ledger": {"applied": 2, "in_a_row": 1},
         "counters": {"weight": 2.0, "micro_batches": 3, "samples": 6},
-        "epoch": 1,
+        "position": {
+            "began": 1,
+            "epoch": 1,
+            "windows": 0,
+            "micro_batches": 0,
+            "ranks": 1,
+            "seed": None,
+            "start": None,
+            "ahead": None,
+            "own": [],
+        },
     }
 
 
@@ -157,6 +168,24 @@ def test_the_precision_is_kept_with_its_reason_whatever_auto_would_choose() -> N
     first.update(micro_batches(1))
     second.load_state_dict(first.state_dict())
     assert str(second.choices["precision"]) == "bf16 (kept on resume; then: asked for)"
+
+
+def test_a_precision_that_was_asked_for_is_not_overridden_on_resume() -> None:
+    first, second = engine_of("bf16"), engine_of("fp16")
+    first.update(micro_batches(1))
+    with pytest.raises(ConfigError) as told:
+        second.load_state_dict(first.state_dict())
+    assert str(told.value) == (
+        '`precision = "fp16"` was asked for, and the checkpoint was trained in "bf16": a resumed run keeps its precision. '
+        'Ask for "bf16" or "auto".'
+    )
+
+
+def test_a_precision_kept_twice_says_so_once() -> None:
+    first, second, third = engine_of("bf16"), engine_of("auto"), engine_of("auto")
+    second.load_state_dict(first.state_dict())
+    third.load_state_dict(second.state_dict())
+    assert str(third.choices["precision"]) == "bf16 (kept on resume; then: asked for)"
 
 
 def test_a_state_of_another_version_is_refused() -> None:
