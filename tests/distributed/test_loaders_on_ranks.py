@@ -60,7 +60,7 @@ def test_loaders_of_different_lengths_make_the_windows_of_one_process(both: Both
     ranks = both(train_on, kind, job, SINGLES, {"epochs": 2})
     assert_equals_one_process(job, ranks)
     assert ranks[0].choices["sampler"].startswith("as given (")
-    assert ranks[0].kept["epoch"] == ranks[1].kept["epoch"] == 2
+    assert ranks[0].kept["position"]["epoch"] == ranks[1].kept["position"]["epoch"] == 2
 
 
 @pytest.mark.parametrize("empty", [0, 1])

@@ -88,7 +88,10 @@ class Reader:
             if place is not None and place.start is not None:
                 reading.resumed(place, restore)
             place = None
-            yield from windows
+            try:
+                yield from windows
+            finally:
+                windows.release()
             has_some = windows.read > 0 and (not carry or self.epoch == end)
             require_any(loader, self._group, has_some=has_some, found=self._found_nothing)
         self._reading = None
@@ -222,6 +225,10 @@ class Windows:
         """Read the first micro-batch, before the windows are asked for; every rank calls it."""
         self._read_next()
         self._cast_vote()
+
+    def release(self) -> None:
+        """Let go of the loader's iterator, and so of its workers; what was counted stays."""
+        self._batches = iter(())
 
     @property
     def is_over(self) -> bool:
