@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import StepLR
 
@@ -44,6 +45,7 @@ class Job:
         factors: what the loss of a sample's micro-batch is multiplied by, by the sample's number.
         given: what the engine is given besides.
         on_host: whether updates end as on a CPU; else as on a device.
+        model: makes the model.
     """
 
     windows: Sequence[Deal]
@@ -52,6 +54,7 @@ class Job:
     factors: dict[int, float] = field(default_factory=dict)
     given: dict[str, Any] = field(default_factory=dict)
     on_host: bool = True
+    model: Callable[[], nn.Module] = tiny_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +75,7 @@ def train(job: Job) -> Trained:
 
 def trained(job: Job, run: Callable[[Engine], Iterable[Update]]) -> Trained:
     """What a training leaves whose updates `run` makes with an engine as the job says."""
-    model = tiny_model()
+    model = job.model()
     optimizer = OPTIMIZERS[job.optimizer](model.parameters())
     scheduler = StepLR(optimizer, step_size=1, gamma=0.9)
     given = {"loss": weighted_loss, "precision": "fp32", "scaler": LOW_SCALE, **job.given}

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import SGD, Adafactor, Adagrad, AdamW, Optimizer, RMSprop
@@ -49,6 +50,13 @@ def tiny_model(dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Sequenti
     """Two layers and a normalisation: weights, biases, scalars."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(INPUTS, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, OUTPUTS)).to(dtype)
+
+
+def blocks_model(seed: int = 0) -> nn.Sequential:
+    """Three blocks of several layers and a head."""
+    torch.manual_seed(seed)
+    blocks = [nn.Sequential(nn.Linear(INPUTS, INPUTS), nn.LayerNorm(INPUTS), nn.Tanh()) for _ in range(3)]
+    return nn.Sequential(*blocks, nn.Linear(INPUTS, OUTPUTS))
 
 
 def samples(count: int, *, weights: Sequence[float] | None = None, dtype: torch.dtype = torch.float32, seed: int = 1) -> Batch:
@@ -156,7 +164,12 @@ def as_if_on_a_device(engine: Engine) -> Engine:
 def state(model: nn.Module, *optimizers: Optimizer) -> dict[str, Any]:
     """Everything that an update may change, copied."""
     parts = {"model": model.state_dict(), **{f"optimizer {i}": o.state_dict() for i, o in enumerate(optimizers)}}
-    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in _flat(parts)}
+    return {name: _whole(value) if isinstance(value, Tensor) else value for name, value in _flat(parts)}
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """A copy; of a sharded tensor the whole of it, which all ranks must ask for."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.clone()
 
 
 def assert_bitwise(ours: dict[str, Any], theirs: dict[str, Any]) -> None:

@@ -26,6 +26,22 @@ class Precision(str, Enum):
         return self.value
 
 
+class Sharding(str, Enum):
+    """What each of several ranks holds."""
+
+    NONE = "none"
+    """Everything, without another rank."""
+    DDP = "ddp"
+    """Everything; gradients are averaged over the ranks."""
+    ZERO2 = "zero2"
+    """Its shard of gradients and optimizer states; parameters are gathered once a window."""
+    ZERO3 = "zero3"
+    """Its shard of parameters, gradients and optimizer states; parameters are gathered block by block."""
+
+    def __str__(self) -> str:
+        return self.value
+
+
 class Tail(str, Enum):
     """What becomes of the last micro-batches of an epoch when they do not fill a window."""
 

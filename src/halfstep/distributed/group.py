@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -62,6 +63,7 @@ class Group:
         self.alone = place.size == 1
         """Whether there is no other rank."""
         self._control, self._device = control, device
+        self._steps: Any = None
         self._wrappers: WeakSet[DistributedDataParallel] = WeakSet()
 
     def start_sum(self, tensor: torch.Tensor) -> Pending:
@@ -84,6 +86,25 @@ class Group:
         if self.alone:
             return list(values)
         return [float(value) for value in self.start_max(values).wait().tolist()]
+
+    def anybody_in_step(self, flag: bool) -> bool:
+        """Whether the flag is set on any rank, which all ask in step: apart from votes that run ahead on some of them."""
+        return bool(self._in_step(float(flag)))
+
+    def first_in_step(self, item: Item | None, *, has_some: bool) -> Item | None:
+        """This rank's picklable object where it has some, else that of the lowest rank which has; all ask in step."""
+        first = self.size - int(self._in_step(float(self.size - self.rank if has_some else 0)))
+        box = [item]
+        dist.broadcast_object_list(box, src=first, group=self._steps)
+        return item if has_some else box[0]
+
+    def _in_step(self, value: float) -> float:
+        """The largest value, between the hosts."""
+        if self._steps is None:
+            self._steps = dist.new_group(backend="gloo")
+        largest = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self._steps)
+        return float(largest)
 
     def mean(self, total: float, weight: float) -> float:
         """The sum of the ranks' `total` over the sum of their `weight`; NaN where nothing counts."""
@@ -131,14 +152,19 @@ class Group:
         if not self.alone:
             dist.barrier(group=self._control)
 
-    def explain(self, error: Exception) -> None:
-        """Note for the other ranks why this one fails; where another failed first, raise what it noted.
+    @contextmanager
+    def failures_told(self) -> Iterator[None]:
+        """Within it, note for the other ranks why this one fails; where another failed first, raise what it noted.
 
         Raises:
             RunStopped: another rank failed first.
         """
-        if not self.alone:
-            explain(error, self.rank)
+        try:
+            yield
+        except Exception as error:
+            if not self.alone:
+                explain(error, self.rank)
+            raise
 
     def lend(self, wrapper: DistributedDataParallel) -> None:
         """Let a wrapper that was made here use the process group until `release`."""
@@ -151,7 +177,7 @@ class Group:
         """
         if _fails():
             return
-        self._control = None
+        self._control = self._steps = None
         for wrapper in self._wrappers:
             for holder in ("process_group", "reducer", "logger"):
                 setattr(wrapper, holder, None)

@@ -11,8 +11,9 @@ import torch
 
 from halfstep.config.choice import Choice
 from halfstep.distributed import Group
-from halfstep.distributed.ddp import Replica, conclude_reduction, with_sync, without_sync
+from halfstep.distributed.ddp import conclude_reduction, with_sync, without_sync
 from halfstep.distributed.group import Pending
+from halfstep.distributed.layout import Layout
 from halfstep.engine.batch import num_samples, to_device
 from halfstep.engine.halving import CURE, can_be_smaller, is_out_of_memory, next_parts, parts_of
 from halfstep.engine.loss import LossFunction, sum_and_weight
@@ -48,15 +49,15 @@ class Accumulation:
     """Runs the micro-batches of windows.
 
     Args:
-        replica: the model to call, and how its gradients are reduced.
+        layout: the model to call, and how its gradients are reduced.
         loss: the user's loss function.
         group: all ranks.
         device: where micro-batches are moved to.
         halve: whether micro-batches are halved when memory runs out.
     """
 
-    def __init__(self, replica: Replica, loss: LossFunction | None, group: Group, device: torch.device, *, halve: bool) -> None:
-        self._model, self._averaging = replica.model, replica.averaging
+    def __init__(self, layout: Layout, loss: LossFunction | None, group: Group, device: torch.device, *, halve: bool) -> None:
+        self._model, self._averaging = layout.model, layout.averaging
         self._loss, self._group, self._device = loss, group, device
         self._moves = device.type != "cpu"
         self._halve = halve
@@ -100,6 +101,14 @@ class Accumulation:
             conclude_reduction(self._averaging)
         self._windows_done += window.is_weighed
         return Accumulated(window=window, batches=[batch for batch, _ in kept], averaged=averaged)
+
+    def by_caller(self, window: Window) -> Accumulated:
+        """What backwards of the caller's own have left, after a block under `quiet`."""
+        return Accumulated(window=window, batches=(), averaged=False)
+
+    def quiet(self) -> AbstractContextManager[None]:
+        """A context for backwards of the caller's own: gradients stay on their rank."""
+        return without_sync(self._model)
 
     def _runs_out(self, window: Window, feed: Feed, kept: _Kept, *, averaged: bool, probing: bool) -> bool:
         """Whether memory ran out, so that the window must be computed again in smaller parts; `kept` is then the whole feed."""

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from halfstep.distributed.shards import local
 from halfstep.errors import ConfigError, DataError, ModelError
 
 
@@ -58,10 +59,11 @@ def check_finite(module: nn.Module) -> None:
         ModelError: a parameter holds a NaN or an infinity; it is named.
     """
     for name, parameter in module.named_parameters():
-        if parameter.is_floating_point() and not bool(torch.isfinite(parameter.detach()).all()):
-            bad = int((~torch.isfinite(parameter.detach())).sum())
+        held = local(parameter.detach())
+        if held.is_floating_point() and not bool(torch.isfinite(held).all()):
+            bad = int((~torch.isfinite(held)).sum())
             raise ModelError(
-                f"Parameter `{name}` has {bad} of {parameter.numel()} values that are not finite before the first update. "
+                f"Parameter `{name}` has {bad} of {held.numel()} values that are not finite before the first update. "
                 "Was the checkpoint damaged, or the initialisation skipped (`torch.empty`, `to_empty`)?"
             )
 

@@ -14,25 +14,23 @@ from torch import nn
 from torch.optim import Optimizer
 
 from halfstep.config.choice import Choice
-from halfstep.config.options import Precision, Tail, option
+from halfstep.config.options import Precision, Sharding, Tail, option
 from halfstep.distributed import connect
-from halfstep.distributed.ddp import replicate, unwrap, without_sync
-from halfstep.engine.accumulation import Accumulation
+from halfstep.distributed.ddp import unwrap
 from halfstep.engine.arithmetic import Arithmetic
-from halfstep.engine.blocks import checkpoint_blocks
+from halfstep.engine.assembly import assemble, place
 from halfstep.engine.checks import check_finite, check_micro_batches, check_optimizers, check_settings
-from halfstep.engine.finish import Finish
 from halfstep.engine.ledger import Ledger
 from halfstep.engine.loss import LossFunction
-from halfstep.engine.performer import Performer
 from halfstep.engine.position import Position
 from halfstep.engine.randomness import randomness, set_randomness
 from halfstep.engine.reading import Reader, read_ahead, require_any
-from halfstep.engine.settlement import Averaged, Counters, Scheduler, Settlement, listed, on_plateau, per_update
+from halfstep.engine.recomputing import checkpoint_blocks
+from halfstep.engine.settlement import Averaged, Counters, Scheduler, listed, on_plateau
 from halfstep.engine.state import restore, state_of
-from halfstep.engine.stopping import Stop, all_masked
+from halfstep.engine.stopping import all_masked
 from halfstep.engine.update import Update
-from halfstep.engine.window import Reference, Window
+from halfstep.engine.window import Window
 from halfstep.precision.scaler import ScalerSettings
 
 
@@ -40,7 +38,7 @@ class Engine:
     """Turns micro-batches into updates.
 
     The gradient of an update is the sum of all its micro-batches' loss gradients, over all ranks, divided by the sum of their
-    weights; however they are split, the update is the same to rounding. Under `torchrun` the model is wrapped in DDP.
+    weights; however they are split, the update is the same to rounding. Under `torchrun` the model is wrapped in DDP, or sharded.
 
     Args:
         model: moved to its device already, with FP32 parameters.
@@ -53,6 +51,9 @@ class Engine:
         clip_norm: largest norm of the gradient. clip_value: largest magnitude of its elements.
         ema: averaged weights with `update_parameters(model)`, as `torch.optim.swa_utils.AveragedModel` has.
         tail: what becomes of an epoch's last, shorter window: "step", "carry" (into the next epoch) or "drop".
+        sharding: what each of several ranks holds: "ddp" everything, "zero2" its shard of gradients and optimizer states,
+            "zero3" of parameters too, or "auto"; "none" and "auto" are all that one process can do. The model is sharded in place
+            and the optimizer is given its new parameters.
         checkpoint_activations: compute the activations of repeated blocks again in backward instead of keeping them.
         find_unused_parameters: whether parameters can take part in some micro-batches and not in others; gradients are then
             reduced after the last backward instead of during it.
@@ -78,6 +79,7 @@ class Engine:
         clip_value: float | None = None,
         ema: Averaged | None = None,
         tail: Tail | str = Tail.STEP,
+        sharding: Sharding | str = "auto",
         checkpoint_activations: bool = False,
         find_unused_parameters: bool = False,
         halve_on_out_of_memory: bool = True,
@@ -96,35 +98,32 @@ class Engine:
         """Where the model is; micro-batches are moved there."""
         self.group = connect(self.device)
         """All ranks."""
-        finish = Finish(optimizers, clip_norm=clip_norm, clip_value=clip_value, on_host=self.device.type == "cpu")
-        arithmetic = Arithmetic(precision, self.module, optimizers, self.device, self.group, scaler or ScalerSettings())
-        self._made: dict[str, Choice[Any]] = {"finish": finish.choice}
+        self._made: dict[str, Choice[Any]] = {}
         if checkpoint_activations:
             self._made["checkpoint_activations"] = checkpoint_blocks(self.module)
-        late = _why_late(loss, find_unused=find_unused_parameters)
-        replica = replicate(model, self.group, self.device, late_because=late)
-        self._made["gradient_sync"] = replica.choice
-        self.model = replica.model
-        """The model to call: the user's, or its DDP wrapper."""
-        self._reader = Reader(accumulate, option(Tail, tail, name="tail"), self.group)
-        self._plateaus = on_plateau(self.schedulers)
-        self._randomness: dict[str, Any] | None = None
-        reference = Reference(self.group, self.device)
-        self._performer = Performer(
-            loss=loss,
-            arithmetic=arithmetic,
-            accumulation=Accumulation(replica, loss, self.group, self.device, halve=halve_on_out_of_memory),
-            finish=finish,
-            settlement=Settlement(
-                module=self.module,
-                schedulers=per_update(self.schedulers),
-                ema=ema,
-                max_skips=max_skips,
-                stop=Stop(self.module, loss, arithmetic, reference, self.device, Path(evidence), self.group.rank),
-            ),
-            reference=reference,
-            group=self.group,
+        arithmetic = Arithmetic(precision, self.module, optimizers, self.device, self.group, scaler or ScalerSettings())
+        layout = place(
+            model, optimizers, arithmetic, self.group, asked=sharding, loss=loss, ema=ema, find_unused=find_unused_parameters
         )
+        self._made |= layout.choices
+        self.model = layout.model
+        """The model to call: the user's, or its DDP wrapper."""
+        self._performer = assemble(
+            layout,
+            optimizers,
+            arithmetic,
+            self.group,
+            loss=loss,
+            schedulers=self.schedulers,
+            ema=ema,
+            clip_norm=clip_norm,
+            clip_value=clip_value,
+            halve=halve_on_out_of_memory,
+            max_skips=max_skips,
+            evidence=Path(evidence),
+        )
+        self._reader = Reader(accumulate, option(Tail, tail, name="tail"), self.group)
+        self._randomness: dict[str, Any] | None = None
 
     def updates(self, loader: Iterable[Any], *, epochs: int | None = 1, max_updates: int | None = None) -> Iterator[Update]:
         """Train on a loader; each update is yielded when it has been made.
@@ -140,11 +139,8 @@ class Engine:
             DataError: the loader yields nothing, or every label in it is masked.
             RunStopped: the run cannot go on, here or on another rank; the message says why.
         """
-        try:
+        with self.group.failures_told():
             yield from self._updates(loader, epochs, max_updates)
-        except Exception as error:
-            self.group.explain(error)
-            raise
 
     def _updates(self, loader: Iterable[Any], epochs: int | None, max_updates: int | None) -> Iterator[Update]:
         self.settle()
@@ -162,22 +158,20 @@ class Engine:
     def update(self, micro_batches: Iterable[Any]) -> Update:
         """Make one update of these micro-batches; every rank calls it, with any number of them, some with none."""
         check_micro_batches(micro_batches)
-        try:
+        with self.group.failures_told():
             feed = read_ahead(micro_batches)
             first = next(feed, None)
             everyone = require_any(micro_batches, self.group, has_some=first is not None)
             return self._performer.perform(feed if first is None else chain([first], feed), everyone=everyone)
-        except Exception as error:
-            self.group.explain(error)
-            raise
 
     @contextmanager
     def window(self) -> Iterator[Window]:
         """A window for those who call backward themselves: its update is made when the `with` block ends.
 
-        Gradients are reduced over the ranks once, after the block. After an error in the block no update is made.
+        Gradients are reduced over the ranks once, after the block. After an error in the block no update is made. Of a sharded
+        model each backward reduces its gradients, and all ranks must run as many forwards and backwards.
         """
-        with without_sync(self.model), self._performer.open_window() as window:
+        with self._performer.open_window() as window:
             yield window
 
     def autocast(self) -> torch.autocast:
@@ -192,7 +186,7 @@ class Engine:
             The average.
         """
         average = self.group.mean(metric * weight, weight)
-        for scheduler in self._plateaus:
+        for scheduler in on_plateau(self.schedulers):
             scheduler.step(average)
         return average
 
@@ -217,8 +211,7 @@ class Engine:
     @property
     def choices(self) -> dict[str, Choice[Any]]:
         """Every automatic choice with its reason."""
-        late = {"micro_batch_parts": self._performer.accumulation.choice, **self._reader.choices}
-        return {**self._performer.arithmetic.choices, **self._made, **late}
+        return {**self._performer.choices, **self._made, **self._reader.choices}
 
     def state_dict(self) -> dict[str, Any]:
         """What the engine itself must remember, as JSON types; model, optimizers, schedulers and average have their own.
@@ -250,10 +243,3 @@ class Engine:
             return False
         self.settle()
         return self.ledger.applied >= max_updates
-
-
-def _why_late(loss: LossFunction | None, *, find_unused: bool) -> str | None:
-    """Why gradients cannot be reduced while the last backward runs; None where they can."""
-    if find_unused:
-        return "parameters may be unused in some micro-batches"
-    return "the caller runs the backwards, and any of them can be the last" if loss is None else None

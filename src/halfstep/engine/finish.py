@@ -15,6 +15,7 @@ import torch
 from torch.optim import Optimizer
 
 from halfstep.config.choice import Choice
+from halfstep.distributed.shards import local, norm_over_shards
 from halfstep.engine.update import Number, as_scalar
 from halfstep.errors import ModelError
 from halfstep.precision.policy import HALF_DTYPES
@@ -47,12 +48,19 @@ class Finish:
         clip_norm: largest norm of the whole gradient; None for no clipping.
         clip_value: largest magnitude of a gradient's element; None for no clipping.
         on_host: whether reading a tensor costs nothing, as on the CPU.
+        sharded: whether the parameters are in shards, so that this rank's gradients are a part of the whole.
     """
 
     def __init__(
-        self, optimizers: Sequence[Optimizer], *, clip_norm: float | None, clip_value: float | None, on_host: bool
+        self,
+        optimizers: Sequence[Optimizer],
+        *,
+        clip_norm: float | None,
+        clip_value: float | None,
+        on_host: bool,
+        sharded: bool = False,
     ) -> None:
-        self._optimizers = optimizers
+        self._optimizers, self._sharded = optimizers, sharded
         self._clip_norm, self._clip_value = clip_norm, clip_value
         self.on_host = on_host
         self._fused = all(takes_multiplier(optimizer) for optimizer in optimizers)
@@ -102,10 +110,11 @@ class Finish:
             raise ModelError(
                 "A gradient is sparse (`nn.Embedding(sparse=True)`?); halfstep needs dense ones: use `sparse=False`."
             )
-        return gradients
+        return [local(gradient) for gradient in gradients] if self._sharded else gradients
 
     def _by_host(self, gradients: list[torch.Tensor], unit: float) -> Outcome:
-        norm = norm_on_host(gradients) * unit
+        norm = norm_on_host(gradients)
+        norm = unit * (norm_over_shards(norm) if self._sharded else norm)
         if not math.isfinite(norm):
             return Outcome(grad_norm=norm, skipped=True)
         if self._clip_norm is not None:
@@ -118,7 +127,8 @@ class Finish:
         return Outcome(grad_norm=norm, skipped=False)
 
     def _by_device(self, gradients: list[torch.Tensor], unit: Number) -> Outcome:
-        norm = norm_on_device(gradients, self.device) * unit
+        norm = norm_on_device(gradients, self.device)
+        norm = unit * (norm_over_shards(norm) if self._sharded else norm)
         skipped = (~torch.isfinite(norm)).float()
         multiplier = as_scalar(unit, norm.device)
         if self._clip_norm is not None:

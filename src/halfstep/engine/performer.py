@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import torch
 
+from halfstep.config.choice import Choice
 from halfstep.distributed import Group
 from halfstep.engine.accumulation import Accumulated, Accumulation
 from halfstep.engine.arithmetic import Arithmetic
@@ -16,6 +18,7 @@ from halfstep.engine.finish import Finish, Outcome
 from halfstep.engine.loss import LossFunction, check_total
 from halfstep.engine.reading import Feed
 from halfstep.engine.settlement import Made, Settlement
+from halfstep.engine.sharded import ShardedAccumulation
 from halfstep.engine.update import Number, Update
 from halfstep.engine.window import Reference, Window
 from halfstep.errors import ModelError
@@ -38,12 +41,18 @@ class Performer:
 
     loss: LossFunction | None
     arithmetic: Arithmetic
-    accumulation: Accumulation
+    accumulation: Accumulation | ShardedAccumulation
     finish: Finish
     settlement: Settlement
     reference: Reference
     group: Group
     updates_begun: int = 0
+
+    @property
+    def choices(self) -> dict[str, Choice[Any]]:
+        """What was decided about precision, micro-batches and step, with reasons."""
+        made: dict[str, Choice[Any]] = {"finish": self.finish.choice, "micro_batch_parts": self.accumulation.choice}
+        return {**self.arithmetic.choices, **made}
 
     def perform(self, feed: Feed, *, everyone: bool) -> Update:
         """Make an update of a feed of micro-batches; `everyone` tells whether no rank's feed is empty."""
@@ -60,17 +69,14 @@ class Performer:
         self.finish.clear()
         window = self._new_window()
         try:
-            with window:
+            with self.accumulation.quiet(), window:
                 yield window
         except BaseException:
             self.finish.clear()
             raise
-        try:
+        with self.group.failures_told():
             window.start_sums()
-            window.ended_in(self._end(Accumulated(window=window, batches=(), averaged=False)))
-        except Exception as error:
-            self.group.explain(error)
-            raise
+            window.ended_in(self._end(self.accumulation.by_caller(window)))
 
     def _begin(self, feed: Feed) -> Feed:
         """Decide the precision on the first micro-batch, if it is still open."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from halfstep.distributed.shards import is_sharded
 from halfstep.engine.arithmetic import Arithmetic
 from halfstep.engine.diagnose import save_evidence
 from halfstep.engine.ledger import Cause, Entry
@@ -78,6 +79,8 @@ class Stop:
             return f"{what} in {entry.detail}"
         if self.loss is None or not batches:
             return f"{what} unknown, since the engine has no loss function to run again"
+        if is_sharded(self.module):
+            return f"{what} unknown, since one rank cannot run a sharded model by itself"
         try:
             for number, batch in enumerate(batches, 1):
                 if where := self._where(self.loss, batch, entry.scale):

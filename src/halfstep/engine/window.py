@@ -122,6 +122,13 @@ class Window:
         self.loss_sum = self.loss_sum + total.detach()
         self.weight = self.weight + weight
         self.micro_batches += 1
+        self._fix_root(weight)
+
+    def stand_by(self) -> None:
+        """Count nothing where another rank counts a micro-batch, before its backward."""
+        self._fix_root(0.0)
+
+    def _fix_root(self, weight: Number) -> None:
         if self._root is None:
             self._root = self._reference.root(weight, self._scaler)
 
@@ -146,8 +153,7 @@ class Window:
         """Start to sum loss and weight over the ranks, once a window: every rank calls this, before its last backward."""
         if self._group.alone or self.global_sums is not None:
             return
-        if not self.micro_batches:
-            self._reference.fix(0.0)
+        self._fix_root(0.0)
         pair = torch.stack([as_scalar(number, self._device) for number in (self.loss_sum, self.weight)])
         self.global_sums = self._group.start_sum(pair)
 

@@ -12,6 +12,8 @@ import torch
 PROCESS_STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+CONTAINER_USE = Path("/sys/fs/cgroup/memory.current")
+MEMORY_OF_MACHINE = Path("/proc/meminfo")
 RESET_PEAK_RSS = "5"
 """What Linux takes in `clear_refs` for "forget the highest resident set so far" (proc(5))."""
 
@@ -69,6 +71,17 @@ def total_bytes(device: torch.device) -> int | None:
     return None if total is None else int(total)
 
 
+def free_bytes(device: torch.device) -> int | None:
+    """Memory of `device` that nobody uses; for the CPU, that of the machine. `None` where it is not told."""
+    if device.type == "cpu":
+        return _free_of_machine()
+    module = torch.get_device_module(device)
+    if not hasattr(module, "mem_get_info"):
+        return None
+    free, _ = module.mem_get_info(device)
+    return int(free) + int(module.memory_reserved(device)) - int(module.memory_allocated(device))
+
+
 def resident_bytes() -> int | None:
     """The resident set of this process: memory that is in RAM now, shared libraries included."""
     return _status_bytes("VmRSS")
@@ -100,9 +113,21 @@ def _mps_use() -> MemoryUse:
     )
 
 
+def _free_of_machine() -> int | None:
+    """What is available, or what a container may still take where that is less."""
+    limit, used = _container_bytes(CONTAINER_LIMIT), _container_bytes(CONTAINER_USE)
+    left = None if limit is None or used is None else max(0, limit - used)
+    return min((size for size in (_field_bytes(MEMORY_OF_MACHINE, "MemAvailable"), left) if size is not None), default=None)
+
+
 def _status_bytes(field: str) -> int | None:
+    return _field_bytes(PROCESS_STATUS, field)
+
+
+def _field_bytes(path: Path, field: str) -> int | None:
+    """A line "Field:  123 kB" of a file of the kernel."""
     try:
-        lines = PROCESS_STATUS.read_text(encoding="ascii", errors="replace").splitlines()
+        lines = path.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return None
     values = [line.split() for line in lines if line.startswith(f"{field}:")]
@@ -129,7 +154,7 @@ def _reset_peak_resident() -> bool:
 
 def _machine_bytes() -> int | None:
     """Physical memory, or the limit of the container where that is less."""
-    known = [size for size in (_physical_bytes(), _container_limit_bytes()) if size is not None]
+    known = [size for size in (_physical_bytes(), _container_bytes(CONTAINER_LIMIT)) if size is not None]
     return min(known, default=None)
 
 
@@ -140,9 +165,9 @@ def _physical_bytes() -> int | None:
         return None
 
 
-def _container_limit_bytes() -> int | None:
+def _container_bytes(path: Path) -> int | None:
     try:
-        limit = CONTAINER_LIMIT.read_text(encoding="ascii").strip()
+        told = path.read_text(encoding="ascii").strip()
     except OSError:
         return None
-    return int(limit) if limit.isdigit() else None
+    return int(told) if told.isdigit() else None

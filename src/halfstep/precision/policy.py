@@ -162,10 +162,15 @@ class WindowAutocast:
 
 
 def largest_magnitude(parameters: Iterable[tuple[str, nn.Parameter]]) -> tuple[str, float]:
-    """Name and largest absolute value of the parameter that holds it; a value that is not finite wins."""
+    """Name and largest absolute value of the parameter that holds it; a value that is not finite wins.
+
+    Of a sharded parameter this rank's shard is looked at, so that any rank may ask by itself.
+    """
     name, largest = "", -1.0
     for candidate, parameter in parameters:
-        value = float(parameter.detach().abs().max()) if parameter.numel() else 0.0
+        held: torch.Tensor = parameter.detach()
+        held = held.to_local() if hasattr(held, "to_local") else held
+        value = float(held.abs().max()) if held.numel() else 0.0
         if not value <= largest:
             name, largest = candidate, value
             if value != value:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from torch import Tensor, nn
 
 from halfstep.config.choice import Choice
-from halfstep.engine.blocks import repeated_blocks
+from halfstep.distributed.blocks import repeated_blocks
 from halfstep.errors import ModelError
 from halfstep.precision.untouched import untouched
 from halfstep.train.head import CausalLoss

@@ -13,7 +13,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import StepLR
 
 from halfstep import Engine
-from halfstep.engine.blocks import repeated_blocks
+from halfstep.distributed.blocks import repeated_blocks
 from parity.by_hand import (
     FUSED,
     UNFUSED,

@@ -1,0 +1,151 @@
+"""Two ranks with a model in shards make the updates that one process makes of the same samples."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
+from torch.optim.swa_utils import AveragedModel
+
+from distributed.conftest import Both
+from distributed.jobs import Deal, Job, Trained, assert_equals_one_process, train
+from halfstep import Engine
+from halfstep.engine import assembly
+from halfstep.errors import UsageError
+from parity.by_hand import blocks_model, samples, tiny_model, weighted_loss
+
+RAGGED = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0, 5.0, 3.0, 5.0, 8.0]
+EVEN: Deal = [[[0, 1], [2]], [[3, 4, 5], [6]]]
+UNEVEN: Deal = [[[0], [1, 2, 3], [4, 5]], [[6, 7]]]
+ALONE: Deal = [[], [[8, 9], [10, 11]]]
+ALONE_TOO: Deal = [[[8, 9], [10, 11]], []]
+
+sharded = pytest.mark.parametrize("sharding", ["zero2", "zero3"])
+on_both_paths = pytest.mark.parametrize("on_host", [True, False], ids=["as on a CPU", "as on a device"])
+
+
+def sharded_job(sharding: str, windows: list[Deal], **given: Any) -> Job:
+    fields = {name: given.pop(name) for name in ("weights", "factors", "optimizer", "on_host") if name in given}
+    return Job(windows=windows, model=blocks_model, **{"weights": RAGGED, **fields}, given={"sharding": sharding, **given})
+
+
+@sharded
+@pytest.mark.parametrize("windows", [[EVEN] * 3, [UNEVEN] * 3, [ALONE, EVEN, ALONE_TOO, UNEVEN]], ids=["even", "uneven", "alone"])
+@pytest.mark.parametrize("given", [{}, {"clip_norm": 0.05}, {"clip_value": 0.01}, {"checkpoint_activations": True}], ids=str)
+def test_shards_do_what_one_process_does(both: Both, sharding: str, windows: list[Deal], given: dict[str, Any]) -> None:
+    job = sharded_job(sharding, windows, **given)
+    one = assert_equals_one_process(job, both(train, job))
+    assert all(told["applied"] for told in one.told)
+
+
+@sharded
+@pytest.mark.parametrize(("precision", "optimizer"), [("fp32", "AdamW"), ("bf16", "SGD"), ("fp16", "SGD")])
+@on_both_paths
+def test_every_precision_and_both_ends_of_an_update(
+    both: Both, sharding: str, precision: str, optimizer: str, on_host: bool
+) -> None:
+    windows = [EVEN, UNEVEN, ALONE, EVEN]
+    job = sharded_job(sharding, windows, precision=precision, optimizer=optimizer, clip_norm=0.5, on_host=on_host)
+    assert_equals_one_process(job, both(train, job))
+
+
+@sharded
+@pytest.mark.parametrize("factor", [math.inf, math.nan], ids=str)
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@on_both_paths
+def test_what_is_not_finite_on_one_rank_makes_all_skip(
+    both: Both, sharding: str, factor: float, precision: str, on_host: bool
+) -> None:
+    bad_alone: Deal = [[], [[8, 9], [6]]]
+    windows = [UNEVEN, ALONE, EVEN, bad_alone, ALONE]
+    job = sharded_job(sharding, windows, precision=precision, factors={6: factor}, on_host=on_host)
+    ranks = both(train, job)
+    one = assert_equals_one_process(job, ranks)
+    assert [told["applied"] for told in one.told] == [False, True, False, False, True]
+    assert ranks[0].kept["ledger"]["applied"] == ranks[1].kept["ledger"]["applied"] == 2
+
+
+def train_with_memory(job: Job, free: int | None) -> Trained:
+    """As `train`, on a machine that has so much memory left."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assembly, "free_bytes", lambda device: free)
+        return train(job)
+
+
+@sharded
+def test_gradients_reduced_after_every_micro_batch_where_whole_ones_do_not_fit(both: Both, sharding: str) -> None:
+    job = sharded_job(sharding, [UNEVEN, ALONE, EVEN], precision="fp16", clip_norm=0.05)
+    ranks = both(train_with_memory, job, 100)
+    assert_equals_one_process(job, ranks)
+    assert ranks[0].choices["gradient_sync"] == (
+        "after every micro-batch (whole gradients of 3.76e-07 GB, of 0 GB that sharded states leave, are more than 30%)"
+    )
+
+
+LEFT = "on the rank that has least, 30% are left for activations"
+SIZE = "1.5e-06 GB of weights, gradients and states do not fit on a rank"
+AUTO = {
+    None: "ddp (the memory of this device is unknown, so the states are taken to fit)",
+    2000: f"ddp (weights, gradients and states of 1.5e-06 GB fit on every rank: of 2.38e-06 GB at hand {LEFT})",
+    1500: f"zero2 ({SIZE}, 1.13e-06 GB do: of 1.88e-06 GB at hand {LEFT})",
+    1000: f"zero3 ({SIZE}, 7.52e-07 GB do: of 1.38e-06 GB at hand {LEFT})",
+    100: "zero3 (the least memory, and still 7.52e-07 GB of weights, gradients and states: of 4.76e-07 GB at hand "
+    f"{LEFT}; more ranks would help)",
+}
+"""By free bytes; the model takes 376 bytes, and with gradients and AdamW's states 1,504."""
+
+
+@pytest.mark.parametrize(("free", "told"), AUTO.items(), ids=AUTO)
+def test_auto_takes_the_simplest_sharding_that_fits(both: Both, free: int | None, told: str) -> None:
+    job = sharded_job("auto", [UNEVEN, ALONE], optimizer="AdamW")
+    ranks = both(train_with_memory, job, free)
+    assert_equals_one_process(job, ranks)
+    assert [rank.choices["sharding"] for rank in ranks] == [told] * 2
+
+
+@pytest.mark.parametrize("asked", ["none", "auto", "ddp", "zero2", "zero3"])
+def test_one_process_has_nothing_to_divide(asked: str) -> None:
+    model = blocks_model()
+    engine = Engine(model, SGD(model.parameters(), lr=0.1), loss=weighted_loss, precision="fp32", sharding=asked)
+    reason = "one process" if asked in ("none", "auto") else f'one process, so that "{asked}" has nothing to divide'
+    assert str(engine.choices["sharding"]) == f"none ({reason})"
+    assert type(model) is nn.Sequential
+
+
+def refusal(work: str) -> str:
+    """What is said of a model that cannot be sharded as asked."""
+    model: nn.Module = tiny_model() if work == "no blocks" else blocks_model()
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    given: dict[str, Any] = {"sharding": "none" if work == "none" else "zero9" if work == "unknown" else "zero3"}
+    if work == "in DDP":
+        model = DistributedDataParallel(model)
+    if work == "stepped":
+        weighted_loss(model, samples(2))[0].backward()
+        optimizer.step()
+    if work == "average":
+        given["ema"] = AveragedModel(model)
+    with pytest.raises(UsageError) as told:
+        Engine(model, optimizer, loss=weighted_loss, precision="fp32", **given)
+    return str(told.value)
+
+
+REFUSED = {
+    "none": '`sharding = "none"` is for one process, and there are 2, whose weights would part. Use "ddp" or "auto".',
+    "unknown": '`sharding` is \'zero9\', which is not one of "auto", "none", "ddp", "zero2", "zero3".',
+    "no blocks": '`sharding = "zero3"` gathers a model block by block, and Sequential has no repeated blocks. Use "zero2", or '
+    "shard it with `torch.distributed.fsdp.fully_shard` and give the engine the result.",
+    "in DDP": '`sharding = "zero3"` was asked of a model that is wrapped in DDP. Give the engine the model itself.',
+    "stepped": "The SGD has states already, of parameters that are sharded only now. Make the engine before the optimizer's "
+    "first step, or before its states are loaded.",
+    "average": '`ema` holds whole weights, and `sharding = "zero3"` divides those of the model. Shard the model with '
+    "`torch.distributed.fsdp.fully_shard` first and make the average from it.",
+}
+
+
+@pytest.mark.parametrize("work", REFUSED)
+def test_what_cannot_be_sharded_is_a_sentence(both: Both, work: str) -> None:
+    assert both(refusal, work) == [REFUSED[work]] * 2
