@@ -104,9 +104,16 @@ class Operation:
                 return here, bad[0].source
             here = bad[0].parent
 
-    def _suspicion(self, given: Input) -> tuple[bool, bool]:
-        """NaN before infinity, which may be a mask; a gradient before what forward has kept."""
-        return given.kind is not Kind.NAN, bool(self.node) and (given.parent is not None and not given.parent.node)
+    def _suspicion(self, given: Input) -> tuple[bool, bool, bool]:
+        """Buffers last: running statistics hold what the first forward put there. NaN before infinity, which may be a mask.
+
+        In backward, a gradient before what forward has kept.
+        """
+        return (
+            given.source.startswith("buffer"),
+            given.kind is not Kind.NAN,
+            bool(self.node) and (given.parent is not None and not given.parent.node),
+        )
 
 
 class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]

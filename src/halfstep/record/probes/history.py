@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from halfstep.report.parts import Series
+from halfstep.report.parts import Heat, Series
 
 MOST_POINTS = 1024
+MOST_COLUMNS = 48
 
 
 class History:
@@ -51,3 +52,40 @@ class History:
     def series(self, name: str) -> Series:
         """As a line of a report."""
         return Series(name=name, points=tuple((float(update), value) for update, value in self))
+
+
+class Grid:
+    """One number a layer and update, in at most a few dozen columns: every update at first, then every second, fourth, ..."""
+
+    def __init__(self, names: Sequence[str], limit: int = MOST_COLUMNS) -> None:
+        self._names, self._limit, self._stride, self._seen = tuple(names), limit, 1, 0
+        self._columns: list[tuple[int, tuple[float | None, ...]]] = []
+
+    def add(self, update: int, values: Sequence[float | None]) -> None:
+        """Keep the values of one update, one a layer."""
+        if self._seen % self._stride == 0:
+            self._columns.append((update, tuple(values)))
+        self._seen += 1
+        if len(self._columns) > self._limit:
+            self._columns, self._stride = self._columns[::2], self._stride * 2
+
+    def heat(self, *, title: str, about: str, low: float = 0.0, high: float = 1.0, unit: str = "") -> Heat:
+        """As a heat map: layers down, updates across."""
+        columns = [values for _, values in self._columns]
+        rows = tuple(zip(*columns, strict=True)) if columns else tuple(() for _ in self._names)
+        updates = tuple(str(update) for update, _ in self._columns)
+        return Heat(title=title, about=about, rows=self._names, columns=updates, values=rows, low=low, high=high, unit=unit)
+
+    def log_heat(self, *, title: str, about: str) -> Heat:
+        """The same in powers of ten; 0 has none and is unknown, what is not finite stays so."""
+        powers = Grid(self._names, self._limit)
+        powers._columns = [(update, tuple(_power(v) for v in values)) for update, values in self._columns]
+        finite = [v for _, values in powers._columns for v in values if v is not None and math.isfinite(v)]
+        low, high = min(finite, default=0.0), max(finite, default=1.0)
+        return powers.heat(title=title, about=about, low=low, high=max(high, low + 1), unit="power of ten")
+
+
+def _power(value: float | None) -> float | None:
+    if value is None or value == 0:
+        return None
+    return math.log10(value) if math.isfinite(value) else value

@@ -58,7 +58,8 @@ def find_origin(model: nn.Module, calls: Sequence[Call], device: torch.device) -
 
     Parameters must be what they were when the script made the forwards. Nothing of the model is changed.
     """
-    unknown = Origin(phase=Phase.UNKNOWN, detail="no forward of the model under gradients was heard in this update")
+    why = "made again, its forwards and backwards are finite" if calls else "no forward under gradients was heard in this update"
+    unknown = Origin(phase=Phase.UNKNOWN, detail=why)
     for number, call in enumerate(calls):
         found = _of_call(model, call, device)
         if found is not None:

@@ -110,5 +110,27 @@ UNDERFLOW = Card(
     speakers=("watch",),
     needs=("gradient values",),
 )
+MASKED_ROW = Card(
+    code="HS810",
+    name="mask-covers-a-row",
+    severity=Severity.ERROR,
+    what="A mask of minus infinity leaves nothing of a row, and softmax makes NaN of it.",
+    why="Softmax over nothing is 0 / 0. Let every row keep one place, or fill with `torch.finfo(x.dtype).min`.",
+    example='scores.masked_fill(mask, float("-inf")).softmax(-1)  # a row of padding only\n',
+    instead="scores.masked_fill(mask, torch.finfo(scores.dtype).min).softmax(-1)\n",
+    speakers=("watch",),
+    needs=("first value that is not finite",),
+)
 
-CARDS = (DATA, WEIGHTS, LEARNING_RATE, FP16_RANGE, LOG_OR_DIVISION, SCALE_COLLAPSE, SCALE_FALLING, NOT_FINITE, UNDERFLOW)
+CARDS = (
+    DATA,
+    WEIGHTS,
+    LEARNING_RATE,
+    FP16_RANGE,
+    LOG_OR_DIVISION,
+    SCALE_COLLAPSE,
+    SCALE_FALLING,
+    NOT_FINITE,
+    UNDERFLOW,
+    MASKED_ROW,
+)

@@ -1,0 +1,194 @@
+"""Problem 1, NaN: loss, gradient norm and loss scale of every update, and where the first value that is not finite was made.
+
+Every update costs one read of the gradients, for their norm. Only when that is not finite is the update's micro-batch made
+again with the weights of before the step, this time looking at every operation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from halfstep.events.vocabulary import Place
+from halfstep.findings.finding import Finding
+from halfstep.record.probes.cause import loss_operation
+from halfstep.record.probes.evidence import save
+from halfstep.record.probes.history import Grid, History
+from halfstep.record.probes.judgement import Bad, Counts, findings_of
+from halfstep.record.probes.keeping import Keeper
+from halfstep.record.probes.layers import Layers, norms_of
+from halfstep.record.probes.origin import Origin, Phase, find_origin
+from halfstep.record.probes.probe import Probe
+from halfstep.report.parts import AnyPart, Heat, Lines, Mark
+
+MOST_SEARCHES = 6
+MOST_KEPT = 100
+SEARCH_AT = (1, 4, 16)
+"""The first of a row of bad updates is searched, and some later ones: it may be another fault by then."""
+
+
+class Numbers(Probe):
+    """Loss, norms, scale; and the origin of what is not finite.
+
+    Args:
+        rank: the rank of this process, named in findings.
+        evidence: the folder for bad batches; None to save none.
+        script: the command that the script was started by, kept with a bad batch.
+    """
+
+    def __init__(self, *, rank: int = 0, evidence: Path | None = None, script: tuple[str, ...] = ()) -> None:
+        self._rank, self._evidence, self._script = rank, evidence, script
+        self._keeper, self._counts = Keeper(), Counts()
+        self._bad_in_a_row = self._searches = 0
+        self._loss, self._norm, self._scale = History(), History(), History()
+        self._marks: list[Mark] = []
+        self._bad: list[Bad] = []
+        self._losses: list[Tensor] = []
+        self._loss_op = ""
+        self._scaler: torch.amp.GradScaler | None = None
+        self._looked: list[float] | None = None
+        self._origin: Origin | None = None
+        self._is_bad = self._spoilt = False
+        self._saved = ""
+        self._hooks: list[Any] = []
+
+    def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> None:
+        """Hear forwards and steps."""
+        self._model, self._layers = model, Layers.of(model, optimizer)
+        self._grid = Grid(self._layers.names)
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._scale_before = self._scaler.get_scale() if self._scaler is not None else None
+        self._keeper.attach(model)
+        self._hooks = [optimizer.register_step_pre_hook(self._before_step)]
+
+    def batch_fetched(self, batch: Any, sample_ids: Sequence[int] | None) -> None:
+        """Remember the samples."""
+        self._keeper.batch_fetched(sample_ids)
+
+    def backward_begins(self, loss: Tensor, place: Place | None) -> None:
+        """Remember the loss; look at once where looking does not make an accelerator wait."""
+        self._losses.append(loss.detach())
+        if loss.device.type == "cpu" and not _is_finite(loss):
+            self._loss_op = self._loss_op or loss_operation(loss)
+            for call in self._keeper.calls[-1:]:
+                call.loss_is_finite = False
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        self._look(getattr(optimizer, "grad_scale", None))
+
+    def _look(self, scale: Tensor | None) -> None:
+        """Read the gradients once, while the weights are still those that made them."""
+        divisor = 1.0 if scale is None else float(scale)
+        self._looked = [norm / divisor for norm in norms_of(self._layers)]
+        self._is_bad = not all(map(math.isfinite, self._looked)) or not all(map(_is_finite, self._losses))
+        self._bad_in_a_row = self._bad_in_a_row + 1 if self._is_bad else 0
+        if self._bad_in_a_row in SEARCH_AT and self._searches < MOST_SEARCHES and not self._spoilt:
+            self._search()
+
+    def _search(self) -> None:
+        self._searches += 1
+        calls = self._keeper.calls
+        try:
+            origin = find_origin(self._model, calls, self._keeper.device)
+        except (RuntimeError, NotImplementedError) as error:  # what the model raises when it is called once more
+            origin = Origin(phase=Phase.UNKNOWN, detail=f"the micro-batch could not be run again ({error})")
+        if origin.phase is Phase.LOSS:
+            origin = replace(origin, op=self._loss_op)
+        self._origin = origin
+        if self._evidence is not None and calls:
+            name = f"update-{self._counts.updates}-rank-{self._rank}.pt"
+            said = f"{origin.phase.value} {origin.module} {origin.op}"
+            self._saved = save(self._evidence / name, self._model, calls[origin.micro_batch], said, script=self._script)
+
+    def update_ended(self, index: int) -> None:
+        """Book the update. Where no step was heard, the scaler has skipped it and the gradients are still there."""
+        scale = self._scale_before
+        after = self._scaler.get_scale() if self._scaler is not None else None
+        if self._looked is None:
+            self._look(None)
+        skipped = scale is not None and after is not None and (after < scale or not all(map(math.isfinite, self._looked or [])))
+        self._book(index, self._looked or [], scale, skipped=skipped)
+        self._spoilt = self._spoilt or (self._is_bad and not skipped)
+        self._scale_before, self._looked, self._origin, self._saved, self._loss_op = after, None, None, "", ""
+        self._losses.clear()
+        self._keeper.clear()
+
+    def _book(self, index: int, norms: list[float], scale: float | None, *, skipped: bool) -> None:
+        if self._losses:
+            self._loss.add(index, sum(float(loss.float().sum()) for loss in self._losses) / (scale or 1.0))
+        if self._is_bad and len(self._bad) < MOST_KEPT:
+            before = self._norm.before(index)
+            bad = Bad(update=index, scale=scale, skipped=skipped, origin=self._origin, norms=tuple(before), saved=self._saved)
+            self._bad.append(bad)
+        self._norm.add(index, math.sqrt(sum(norm * norm for norm in norms)))
+        self._grid.add(index, norms)
+        if scale is not None:
+            self._scale.add(index, scale)
+        self._counts.add(skipped=skipped)
+        if skipped and len(self._marks) < MOST_KEPT:
+            self._marks.append(Mark(x=index, text="skipped"))
+
+    @property
+    def first(self) -> Origin | None:
+        """Where the first value that was not finite began; None where all were."""
+        return next((item.origin for item in self._bad if item.origin is not None), None)
+
+    def findings(self) -> list[Finding]:
+        """One finding a cause."""
+        place = self._keeper.first_place
+        return findings_of(self._bad, self._counts, scale=self._scale_before, rank=self._rank, place=place)
+
+    def measurements(self) -> list[AnyPart]:
+        """Loss, gradient norm, scale, and the norm of every layer."""
+        return [part for part in self._parts() if not isinstance(part, Lines) or any(s.points for s in part.series)]
+
+    def _parts(self) -> list[AnyPart]:
+        marks = tuple(self._marks)
+        return [
+            Lines(
+                title="Loss",
+                about="What backward began from, summed over an update, without the loss scale. It should fall.",
+                series=(self._loss.series("loss"),),
+                marks=marks,
+            ),
+            Lines(
+                title="Loss scale",
+                about="FP16 gradients are multiplied by it. It doubles after 2000 good updates and halves at each skip; "
+                "a line that only falls means that something else than the scale is wrong.",
+                series=(self._scale.series("scale"),),
+                marks=marks,
+                log=True,
+            ),
+            Lines(
+                title="Gradient norm",
+                about="The length of the whole gradient before the step, as the optimizer sees it. Spikes are updates that "
+                "pull hard; a steady climb means a learning rate that is too high.",
+                series=(self._norm.series("norm"),),
+                marks=marks,
+                log=True,
+            ),
+            self._heat(),
+        ]
+
+    def _heat(self) -> Heat:
+        return self._grid.log_heat(
+            title="Gradient norm per layer",
+            about="Dark rows get hardly any gradient; a bright row that is alone explodes. Powers of ten.",
+        )
+
+    def detach(self) -> None:
+        """Take out the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._keeper.detach()
+
+
+def _is_finite(loss: Tensor) -> bool:
+    return bool(torch.isfinite(loss.detach()).all())
