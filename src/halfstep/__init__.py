@@ -7,13 +7,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from halfstep.checkpoint import Checkpoints as Checkpoints
     from halfstep.engine import Engine as Engine
     from halfstep.engine import Update as Update
 
 __version__ = "0.1.0"
 
-_LAZY = {"Engine": "halfstep.engine", "Update": "halfstep.engine"}
-__all__ = ["Engine", "Update", "__version__"]
+_LAZY = {"Checkpoints": "halfstep.checkpoint", "Engine": "halfstep.engine", "Update": "halfstep.engine"}
+__all__ = ["Checkpoints", "Engine", "Update", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

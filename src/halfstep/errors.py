@@ -8,6 +8,7 @@
     │   ├── DataError                    a file, loader or batch
     │   ├── ModelError                   a model, loss or optimizer
     │   ├── DeviceError                  something this device cannot do
+    │   ├── CheckpointError              a checkpoint that is damaged, foreign, or of another model
     │   └── SourceError                  a source file that cannot be read
     └── RunStopped (RuntimeError)        a run that was going and was ended for a reason: exit code 1
         ├── ScaleFloorReached            the loss scale fell below its floor
@@ -37,6 +38,10 @@ class ModelError(UsageError):
 
 class DeviceError(UsageError):
     """The device cannot do what was asked."""
+
+
+class CheckpointError(UsageError):
+    """A checkpoint cannot be loaded: it is damaged, foreign, newer than this halfstep, or of another model."""
 
 
 class SourceError(UsageError):

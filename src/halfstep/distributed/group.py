@@ -147,6 +147,10 @@ class Group:
                 p.grad = torch.zeros_like(p)
         sum_over_ranks(p.grad for p in wanted if p.grad is not None)
 
+    def another(self) -> Any:
+        """A gloo group of the same ranks for a thread of its own; None where there is one rank. Every rank calls it."""
+        return None if self.alone else dist.new_group(backend="gloo")
+
     def barrier(self) -> None:
         """Wait for all ranks."""
         if not self.alone:
