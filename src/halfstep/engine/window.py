@@ -11,6 +11,7 @@ import torch
 
 from halfstep.distributed import Group
 from halfstep.distributed.group import Pending
+from halfstep.engine.backward import backward
 from halfstep.engine.loss import sum_and_weight
 from halfstep.engine.update import Number, Update, as_scalar
 from halfstep.errors import ModelError
@@ -138,7 +139,7 @@ class Window:
         assert root is not None, "add() comes first"
         if root.dtype != total.dtype:
             root = root.to(total.dtype)
-        torch.autograd.backward(total, grad_tensors=root, retain_graph=retain_graph)
+        backward(total, root, retain_graph=retain_graph)
 
     def grad(self, outputs: torch.Tensor, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Gradients of `outputs` with respect to `inputs`, with a graph of their own, for gradient penalties.
