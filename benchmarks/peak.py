@@ -1,4 +1,4 @@
-"""The highest memory of an update, in a process of its own: `python -m benchmarks.peak KIND WAY` prints bytes.
+"""The highest memory of an update, in a process of its own: `python -m benchmarks.peak KIND WAY [MICRO_BATCH]` prints bytes.
 
 Two ways to look: "tensors" counts what torch's allocator handed out, exactly; "resident" is what the operating system saw of
 the process above what it held before the model was made. The second holds freed memory that the C library keeps, and
@@ -30,20 +30,20 @@ KINDS: dict[str, Callable[[torch.nn.Module, list[Batch]], Work]] = {
 }
 
 
-def train(kind: str, device: torch.device) -> None:
+def train(kind: str, device: torch.device, micro_batch: int) -> None:
     """Make the model and update it."""
-    model, window = gpt(device, micro_batch=MICRO_BATCH, window=2)
+    model, window = gpt(device, micro_batch=micro_batch, window=2)
     update = KINDS[kind](model, window)
     for _ in range(NUM_UPDATES):
         update()
 
 
-def tensor_bytes(kind: str, device: torch.device) -> int:
+def tensor_bytes(kind: str, device: torch.device, micro_batch: int) -> int:
     """The most that all tensors together took."""
     if device.type != "cpu":
-        return resident_bytes(kind, device)
+        return resident_bytes(kind, device, micro_batch)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        train(kind, device)
+        train(kind, device, micro_batch)
     assert profiled.profiler is not None
     events = profiled.profiler.kineto_results.events()
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
@@ -54,11 +54,11 @@ def tensor_bytes(kind: str, device: torch.device) -> int:
     return highest
 
 
-def resident_bytes(kind: str, device: torch.device) -> int:
+def resident_bytes(kind: str, device: torch.device, micro_batch: int) -> int:
     """The most that the process held above what it held before; on an accelerator, what its allocator handed out."""
     before = memory_use(device).allocated_bytes or 0
     reset_peak(device)
-    train(kind, device)
+    train(kind, device, micro_batch)
     highest = memory_use(device).peak_allocated_bytes
     assert highest is not None, f"{device} does not tell its highest use"
     return highest - before
@@ -67,4 +67,5 @@ def resident_bytes(kind: str, device: torch.device) -> int:
 WAYS = {"tensors": tensor_bytes, "resident": resident_bytes}
 
 if __name__ == "__main__":
-    print(WAYS[sys.argv[2]](sys.argv[1], accelerator_device()))
+    kind, way, *rest = sys.argv[1:]
+    print(WAYS[way](kind, accelerator_device(), int(rest[0]) if rest else MICRO_BATCH))
