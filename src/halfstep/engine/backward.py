@@ -31,6 +31,6 @@ def backward(total: torch.Tensor, root: torch.Tensor, *, retain_graph: bool) -> 
 
 
 def _is_plain(total: torch.Tensor) -> bool:
-    """Whether nobody listens to `torch.autograd.backward`: no recorder in its place, no tensor subclass, no mode, no graph log."""
+    """Whether nobody listens to `torch.autograd.backward`: no recorder in its place, no subclass, no mode, no graph log."""
     in_place = getattr(torch.autograd.backward, "__globals__", None) is vars(torch.autograd)
     return in_place and not has_torch_function((total,)) and _GRAPH_LOG.getEffectiveLevel() > logging.DEBUG
