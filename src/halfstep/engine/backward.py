@@ -23,7 +23,7 @@ def backward(total: torch.Tensor, root: torch.Tensor, *, retain_graph: bool) -> 
         retain_graph: keep the graph for another backward through it.
     """
     if total.is_cpu and _is_plain(total):
-        Variable._execution_engine.run_backward(  # type: ignore[attr-defined]
+        Variable._execution_engine.run_backward(
             (total,), (root,), retain_graph, False, (), allow_unreachable=True, accumulate_grad=True
         )
     else:
