@@ -88,7 +88,7 @@ def exploded(norms: Sequence[float]) -> bool:
 def beyond_the_scale(origin: Origin) -> bool:
     """Whether nothing but scaled gradients left FP16's range, which a lower loss scale cures."""
     if origin.phase is Phase.LOSS:
-        return not origin.op and "outputs" not in origin.detail
+        return origin.loss_is_finite is not False
     operation = origin.operation
     return origin.phase is Phase.BACKWARD and operation is not None and _fits_fp32(operation)
 

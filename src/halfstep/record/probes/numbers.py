@@ -30,7 +30,7 @@ from halfstep.report.parts import AnyPart, Heat, Lines, Mark
 MOST_SEARCHES = 6
 MOST_KEPT = 100
 SEARCH_AT = (1, 4, 16)
-"""The first of a row of bad updates is searched, and some later ones: it may be another fault by then."""
+"""The first of a row of bad updates is searched, and some later ones: it may be another fault by then. So is the first bad loss."""
 
 
 class Numbers(Probe):
@@ -54,7 +54,7 @@ class Numbers(Probe):
         self._scaler: torch.amp.GradScaler | None = None
         self._looked: list[float] | None = None
         self._origin: Origin | None = None
-        self._is_bad = self._spoilt = False
+        self._is_bad = self._spoilt = self._loss_was_bad = False
         self._saved = ""
         self._hooks: list[Any] = []
 
@@ -86,9 +86,12 @@ class Numbers(Probe):
         """Read the gradients once, while the weights are still those that made them."""
         divisor = 1.0 if scale is None else float(scale)
         self._looked = [norm / divisor for norm in norms_of(self._layers)]
-        self._is_bad = not all(map(math.isfinite, self._looked)) or not all(map(_is_finite, self._losses))
+        loss_is_bad = not all(map(_is_finite, self._losses))
+        self._is_bad = loss_is_bad or not all(map(math.isfinite, self._looked))
         self._bad_in_a_row = self._bad_in_a_row + 1 if self._is_bad else 0
-        if self._bad_in_a_row in SEARCH_AT and self._searches < MOST_SEARCHES and not self._spoilt:
+        fresh = self._bad_in_a_row in SEARCH_AT or (loss_is_bad and not self._loss_was_bad)
+        self._loss_was_bad = self._loss_was_bad or loss_is_bad
+        if self._is_bad and fresh and self._searches < MOST_SEARCHES and not self._spoilt:
             self._search()
 
     def _search(self) -> None:
@@ -179,7 +182,7 @@ class Numbers(Probe):
     def _heat(self) -> Heat:
         return self._grid.log_heat(
             title="Gradient norm per layer",
-            about="Dark rows get hardly any gradient; a bright row that is alone explodes. Powers of ten.",
+            about="Faint rows get hardly any gradient; a strong row that stands alone explodes. In powers of ten.",
         )
 
     def detach(self) -> None:

@@ -38,6 +38,7 @@ class Origin:
         place: the line that made it, or that called the model.
         micro_batch: which forward of the update, from 0.
         sample_ids: the samples of that micro-batch, where the loader told.
+        loss_is_finite: whether backward began from a finite loss; None where that was not heard.
         detail: which input, weight or row, or why nothing was found.
         operation: all that is known of the operation; None where there is none.
     """
@@ -49,6 +50,7 @@ class Origin:
     place: Place | None = None
     micro_batch: int = 0
     sample_ids: tuple[int, ...] = ()
+    loss_is_finite: bool | None = None
     detail: str = ""
     operation: Operation | None = None
 
@@ -63,8 +65,13 @@ def find_origin(model: nn.Module, calls: Sequence[Call], device: torch.device) -
     for number, call in enumerate(calls):
         found = _of_call(model, call, device)
         if found is not None:
-            place = found.place or call.place
-            found = replace(found, micro_batch=number, sample_ids=tuple(call.sample_ids or ()), place=place)
+            found = replace(
+                found,
+                micro_batch=number,
+                sample_ids=tuple(call.sample_ids or ()),
+                place=found.place or call.place,
+                loss_is_finite=call.loss_is_finite,
+            )
             if found.phase is not Phase.UNKNOWN:
                 return found
             unknown = found

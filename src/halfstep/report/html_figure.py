@@ -1,0 +1,198 @@
+"""The parts of a report as figures: shapes in SVG that stretch with the screen, words beside them in HTML that do not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from html import escape as escaped
+
+from halfstep.report.html_page import folded
+from halfstep.report.parts import AnyPart, Bars, Heat, Lines, Series, Table
+
+WIDTH, HEIGHT = 1000.0, 300.0
+NUM_COLOURS = 6
+PINS_APART = 0.06
+MOST_ROWS = 40
+
+
+def figure(part: AnyPart) -> str:
+    """One part as a figure with its title and what to look for."""
+    if isinstance(part, Lines):
+        drawn = _lines(part)
+    elif isinstance(part, Heat):
+        drawn = _heat(part)
+    elif isinstance(part, Bars):
+        drawn = _bars(part)
+    else:
+        drawn = table(part)
+    about = f"<figcaption>{escaped(part.about)}</figcaption>" if part.about else ""
+    return f"<figure><h3>{escaped(part.title)}</h3>{about}{drawn}</figure>"
+
+
+def table(part: Table) -> str:
+    """A table that scrolls inside itself on a narrow screen; what is long is folded."""
+    head = "".join(f"<th>{escaped(name)}</th>" for name in part.columns)
+
+    def rows(some: Iterable[Sequence[str]]) -> str:
+        body = "".join(f"<tr>{''.join(f'<td>{escaped(cell)}</td>' for cell in row)}</tr>" for row in some)
+        return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+    rest = part.rows[MOST_ROWS:]
+    return rows(part.rows[:MOST_ROWS]) + (folded(f"{len(rest)} more rows", rows(rest)) if rest else "")
+
+
+def number(value: float | None, unit: str = "") -> str:
+    """A number for a person: three digits, and words for what is none."""
+    if value is None:
+        return "unknown"
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}infinity"
+    if unit == "share":
+        return f"{value:.1%}"
+    size = abs(value)
+    text = f"{value:.3g}" if size < 1000 else f"{value:,.0f}" if size < 1e6 else f"{value:.3g}"
+    return f"{text} {unit}" if unit and unit != "power of ten" else text
+
+
+class _Axes:
+    """From values to places in the drawing."""
+
+    def __init__(self, part: Lines) -> None:
+        points = [point for series in part.series for point in series.points]
+        finite = [y for _, y in points if math.isfinite(y) and (y > 0 or not part.log)]
+        xs = [x for x, _ in points] or [0.0]
+        self.log, self.unit = part.log, part.unit
+        self.left, self.right = min(xs), max(xs)
+        low, high = min(finite, default=0.0), max(finite, default=1.0)
+        self.low, self.high = self._wide(self._scaled(low), self._scaled(high))
+
+    def _scaled(self, y: float) -> float:
+        return math.log10(y) if self.log and y > 0 else y
+
+    @staticmethod
+    def _wide(low: float, high: float) -> tuple[float, float]:
+        room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
+        return low - room, high + room
+
+    def share_x(self, x: float) -> float:
+        """0 at the left, 1 at the right."""
+        return (x - self.left) / (self.right - self.left) if self.right > self.left else 0.5
+
+    def share_y(self, y: float) -> float | None:
+        """0 at the top, 1 at the bottom; None for what has no place on the axis."""
+        if not math.isfinite(y) or (self.log and y <= 0):
+            return None
+        return 1 - (self._scaled(y) - self.low) / (self.high - self.low)
+
+    def labels(self) -> list[str]:
+        """The values at the top, the middle and the bottom."""
+        at = [self.high, (self.high + self.low) / 2, self.low]
+        return [number(10**y if self.log else y, self.unit) for y in at]
+
+
+def _lines(part: Lines) -> str:
+    axes = _Axes(part)
+    rules = "".join(f'<line class="rule" x1="0" x2="{WIDTH:g}" y1="{y:g}" y2="{y:g}"/>' for y in (0, HEIGHT / 2))
+    marks = "".join(_mark(axes.share_x(mark.x), mark.text) for mark in part.marks if axes.left <= mark.x <= axes.right)
+    paths = "".join(_path(axes, series, index) for index, series in enumerate(part.series))
+    area = f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" preserveAspectRatio="none" aria-hidden="true">{rules}{marks}{paths}</svg>'
+    ys = "".join(f"<span>{escaped(label)}</span>" for label in axes.labels())
+    xs = f"<span>{number(axes.left)}</span><span>{escaped(part.x)}</span><span>{number(axes.right)}</span>"
+    pins = _pins(axes, part.series)
+    plot = f'<div class="y">{ys}</div><div class="area">{area}{pins}</div><div class="x">{xs}</div>'
+    return f'<div class="plot">{plot}</div>{_legend(part)}'
+
+
+def _mark(share: float, text: str) -> str:
+    x = share * WIDTH
+    return f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{HEIGHT:g}"><title>{escaped(text)}</title></line>'
+
+
+def _path(axes: _Axes, series: Series, index: int) -> str:
+    """A line that breaks where a value has no place; a point that stands alone is seen as a short stroke."""
+    steps, drawing = [], False
+    for x, y in series.points:
+        down = axes.share_y(y)
+        if down is None:
+            drawing = False
+            continue
+        at = f"{axes.share_x(x) * WIDTH:.1f} {down * HEIGHT:.1f}"
+        steps.append(f"L{at}" if drawing else f"M{at}h.5")
+        drawing = True
+    return f'<path class="series s{index % NUM_COLOURS}" d="{"".join(steps)}"><title>{escaped(series.name)}</title></path>'
+
+
+def _pins(axes: _Axes, lines: Sequence[Series]) -> str:
+    """The word NaN or infinity over values that are one, as far as there is room; the legend counts all."""
+    bad = [(x, y) for series in lines for x, y in series.points if not math.isfinite(y)]
+    pins, last = [], -1.0
+    for x, y in sorted(bad, key=lambda point: point[0]):
+        if axes.share_x(x) - last >= PINS_APART:
+            last = axes.share_x(x)
+            pins.append(_pin(last, x, y))
+    return "".join(pins)
+
+
+def _pin(share: float, x: float, y: float) -> str:
+    word = "NaN" if math.isnan(y) else "inf"
+    return f'<span class="pin" style="left:{share:.2%}" title="{escaped(number(x))}">{word}</span>'
+
+
+def _legend(part: Lines) -> str:
+    """Each line by name with where it began, its extremes and where it ended; then what the red strokes are."""
+    items = [f'<li><b class="s{i % NUM_COLOURS}"></b>{escaped(_told(s, part.unit))}</li>' for i, s in enumerate(part.series)]
+    for text in dict.fromkeys(mark.text for mark in part.marks):
+        items.append(f'<li><b class="skip"></b>{escaped(text)} ({sum(mark.text == text for mark in part.marks)})</li>')
+    return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def _told(series: Series, unit: str) -> str:
+    values = [y for _, y in series.points]
+    finite = [y for y in values if math.isfinite(y)]
+    if not finite:
+        return f"{series.name}: {'no finite value' if values else 'unknown'}"
+    told = f"first {number(values[0], unit)}, least {number(min(finite), unit)}, most {number(max(finite), unit)}"
+    bad = f", {len(values) - len(finite)} not finite" if len(finite) < len(values) else ""
+    return f"{series.name}: {told}, last {number(values[-1], unit)}{bad}"
+
+
+def _heat(part: Heat) -> str:
+    rows = "".join(_row(part, name, values) for name, values in zip(part.rows, part.values, strict=True))
+    ends = f"<span>{escaped(part.columns[0])}</span><span>{escaped(part.columns[-1])}</span>" if part.columns else ""
+    axis = f'<div class="row"><span></span><div class="axis">{ends}</div></div>'
+    low, high = number(part.low, part.unit), number(part.high, part.unit)
+    unit = f" ({escaped(part.unit)})" if part.unit == "power of ten" else ""
+    red = '<span class="red"></span>NaN or infinity; empty: unknown'
+    scale = f'<div class="scale">{low}<span class="ramp"></span>{high}{unit}{red}</div>'
+    return f'<div class="heat">{rows}{axis}{scale}</div>'
+
+
+def _row(part: Heat, name: str, values: Sequence[float | None]) -> str:
+    cells = "".join(_cell(part, index, value) for index, value in enumerate(values))
+    count = max(1, len(values))
+    frame = f'<rect class="frame" x="0" y="0" width="{count}" height="1"/>'
+    svg = f'<svg viewBox="0 0 {count} 1" preserveAspectRatio="none" role="img" aria-label="{escaped(name)}">{cells}{frame}</svg>'
+    return f'<div class="row"><span class="name" title="{escaped(name)}"><bdi>{escaped(name)}</bdi></span>{svg}</div>'
+
+
+def _cell(part: Heat, index: int, value: float | None) -> str:
+    if value is None:
+        return ""
+    where = f'x="{index}" y="0" width="1.02" height="1"'
+    told = f"<title>{escaped(part.columns[index])}: {escaped(number(value, part.unit))}</title>"
+    if not math.isfinite(value):
+        return f'<rect class="nan" {where}>{told}</rect>'
+    share = min(1.0, max(0.0, (value - part.low) / (part.high - part.low or 1.0)))
+    return f'<rect class="cell" {where} fill-opacity="{share:.2f}">{told}</rect>'
+
+
+def _bars(part: Bars) -> str:
+    known = [amount for _, amount in part.items if amount is not None and math.isfinite(amount)]
+    most = max(known, default=0.0) or 1.0
+    return f'<div class="bars">{"".join(_bar(name, amount, most, part.unit) for name, amount in part.items)}</div>'
+
+
+def _bar(name: str, amount: float | None, most: float, unit: str) -> str:
+    share = max(0.0, amount / most) if amount is not None and math.isfinite(amount) else 0.0
+    bar = f'<span class="bar" style="width:{share:.1%}"></span>'
+    return f'<span>{escaped(name)}</span>{bar}<span class="amount">{escaped(number(amount, unit))}</span>'
