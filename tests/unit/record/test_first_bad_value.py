@@ -164,8 +164,9 @@ def test_a_loss_that_is_nan_once_is_a_fault_though_the_scaler_skips_it() -> None
     probe = watched(Numbers(), mlp(), batches, dtype=torch.float16, scaler=scaler, loss=loss)
     assert [bad.update for bad in probe._bad][:4] == [0, 1, 2, 3]
     assert rules(probe) == ["not-finite"]
-    assert probe.first is not None
-    assert (probe.first.phase, probe.first.loss_is_finite) == (Phase.LOSS, False)
+    origin = probe._bad[3].origin
+    assert origin is not None
+    assert (origin.phase, origin.loss_is_finite) == (Phase.LOSS, False)
 
 
 def test_nan_in_the_loss_is_shown_as_nan() -> None:

@@ -30,7 +30,7 @@ from halfstep.report.parts import AnyPart, Heat, Lines, Mark
 MOST_SEARCHES = 6
 MOST_KEPT = 100
 SEARCH_AT = (1, 4, 16)
-"""The first of a row of bad updates is searched, and some later ones: it may be another fault by then. So is the first bad loss."""
+"""Which of a row of bad updates are searched: it may be another fault by then. So is the first whose loss is bad."""
 
 
 class Numbers(Probe):
