@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable
 
 from halfstep.events.vocabulary import Divisor, Numeric
-from halfstep.imagine.state import State
+from halfstep.imagine.state import ACCUMULATION, State
 from halfstep.imagine.values import (
     Count,
     Instance,
@@ -50,7 +50,7 @@ FP16_SMALLEST = 6e-8
 """Constants below this are zero in FP16 (its smallest subnormal is 5.96e-8)."""
 
 
-def arithmetic(state: State, left: Value, op: ast.operator, right: Value, node: ast.BinOp) -> Value:
+def arithmetic(state: State, left: Value, op: ast.operator, right: Value, node: ast.AST) -> Value:
     """The value of `left op right`."""
     left, right = state.unwrap_truth(left), state.unwrap_truth(right)
     if isinstance(left, (int, float)) and isinstance(right, (int, float)):
@@ -108,7 +108,9 @@ def _sequences(left: Value, op: ast.operator, right: Value) -> Value:
     return Unknown("sequence", tags_of(left) | tags_of(right))
 
 
-def _unknown(state: State, left: Value, op: ast.operator, right: Value, node: ast.BinOp) -> Value:
+def _unknown(state: State, left: Value, op: ast.operator, right: Value, node: ast.AST) -> Value:
+    if isinstance(op, ast.Mod) and isinstance(left, int) and isinstance(right, Unknown) and _is_count(right):
+        return arithmetic(state, left, op, small_count(right), node)
     factors: frozenset[str] = frozenset()
     if isinstance(op, ast.Mult):
         factors = _factors(left) | _factors(right)
@@ -127,19 +129,29 @@ def _unknown(state: State, left: Value, op: ast.operator, right: Value, node: as
     return Unknown(ast.unparse(node)[:80], tags, factors=factors, loaders=loaders)
 
 
+def _is_count(value: Unknown) -> bool:
+    return not value.has_default and not value.tags & {"data", "rank", "world", "loader", "dataset", "batch size"}
+
+
+def small_count(value: Unknown) -> Value:
+    """A count that the program does not say shows by its use that it is one: it is a small number from now on."""
+    value.thing = tagged(ACCUMULATION, frozenset({"guessed"}))
+    return value.thing
+
+
 def _factors(value: Value) -> frozenset[str]:
     if isinstance(value, Unknown):
         return value.factors or frozenset({value.name})
     return frozenset()
 
 
-def _tensors(state: State, left: Value, op: ast.operator, right: Value, node: ast.BinOp) -> Value:
+def _tensors(state: State, left: Value, op: ast.operator, right: Value, node: ast.AST) -> Value:
     parents = [v for v in (left, right) if isinstance(v, Tensor)]
     other = right if isinstance(left, Tensor) else left
     if len(parents) == 2:
         return _two_tensors(state, left, op, right, node)
     tensor = parents[0]
-    extra: dict[str, Value] = {"tags": tensor.tags | (tags_of(other) & {"rank", "world", "data", "scale"})}
+    extra: dict[str, Value] = {"rows": tensor.rows, "tags": tensor.tags | (tags_of(other) & {"rank", "world", "data", "scale"})}
     if isinstance(op, (ast.Mult, ast.Div)) and "scale" in tags_of(other):
         extra["penalty"] = None
     divisor = _divisor(state, tensor, left, op, other, node)
@@ -160,14 +172,14 @@ def _casts_up(state: State) -> bool:
     return state.region is not None and state.region.device != "cpu"
 
 
-def _two_tensors(state: State, left: Tensor, op: ast.operator, right: Tensor, node: ast.BinOp) -> Tensor:
+def _two_tensors(state: State, left: Tensor, op: ast.operator, right: Tensor, node: ast.AST) -> Tensor:
     if isinstance(op, ast.Div):
         _check_denominator(state, right, node)
-        if not right.grad and "count" in right.tags:
+        if not right.grad and ("count" in right.tags or (left.reduction == "sum" and "summed" in right.tags)):
             return derive(left, right, reduction="token_mean", grad=left.grad)
     if isinstance(op, ast.MatMult) and state.region is not None:
         return derive(left, right, dtype=region_dtype(state), regions=_with_region(state, left, right))
-    made = derive(left, right)
+    made = derive(left, right, rows=left.rows or right.rows)
     if "scale" in left.tags | right.tags and isinstance(op, (ast.Mult, ast.Div)):
         made.penalty = None
     return made
@@ -186,11 +198,13 @@ def region_dtype(state: State) -> str | None:
     return {"float16": "half", "bfloat16": "bfloat"}.get(region.dtype or "")
 
 
-def _divisor(state: State, tensor: Tensor, left: Value, op: ast.operator, other: Value, node: ast.BinOp) -> Divisor | None:
+def _divisor(state: State, tensor: Tensor, left: Value, op: ast.operator, other: Value, node: ast.AST) -> Divisor | None:
     place = state.place(node)
     tags = tags_of(other)
     if isinstance(op, ast.Div) and left is tensor and not isinstance(other, (Thing, Instance)):
         number = float(other) if isinstance(other, (int, float)) else None
+        if isinstance(other, Unknown) and _is_count(other):
+            other.tags |= {"divisor"}
         return Divisor(number, tags, place)
     if isinstance(op, ast.Mult) and isinstance(other, (Ratio, float)) and 0 < other < 1 and "accum" in tags:
         return Divisor(1 / other, tags, place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from halfstep.events.vocabulary import ScaleRead
-from halfstep.imagine.arithmetic import compare_numbers
+from halfstep.imagine.arithmetic import compare_numbers, small_count
 from halfstep.imagine.naming import usually_off
 from halfstep.imagine.state import State
 from halfstep.imagine.values import (
@@ -73,6 +73,8 @@ class Comparing(State):
 
     def compare_unknown(self, left: Value, op: ast.cmpop, right: Value, node: ast.Compare) -> Value:
         """A comparison whose sides are not both known: a flag, or a condition on data."""
+        if isinstance(left, int) and isinstance(right, Unknown) and "divisor" in right.tags:
+            return self.compare_pair(left, op, small_count(right), node)
         tags = tags_of(left) | tags_of(right)
         negated = isinstance(op, ast.NotEq)
         if isinstance(op, (ast.Eq, ast.NotEq)) and isinstance(left, Unknown) and isinstance(right, (str, External, int)):

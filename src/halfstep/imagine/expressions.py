@@ -11,6 +11,7 @@ from collections.abc import Callable
 from halfstep.imagine.arithmetic import arithmetic
 from halfstep.imagine.comparing import Comparing
 from halfstep.imagine.naming import hinted
+from halfstep.imagine.state import State
 from halfstep.imagine.values import (
     NO_TAGS,
     Bound,
@@ -272,7 +273,9 @@ class Expressions(Comparing):
             self._generate(node.generators, collect)
         finally:
             self.scope = outer
-        return keyed if isinstance(node, ast.DictComp) else made
+        if isinstance(node, ast.DictComp):
+            return keyed
+        return generator_of(self, made) if isinstance(node, ast.GeneratorExp) else made
 
     def _generate(self, generators: list[ast.comprehension], collect: Callable[[], None]) -> None:
         if not generators:
@@ -314,6 +317,16 @@ class Expressions(Comparing):
     def starred(self, node: ast.Starred) -> Value:
         """`*value`."""
         return self.eval(node.value)
+
+
+def generator_of(state: State, values: list[Value]) -> Value:
+    """What a generator over these values is: of parameters it can be used once."""
+    params = [v for v in values if isinstance(v, Thing) and v.kind == "param"]
+    if not params or len(params) < len(values):
+        return values
+    made = state.make("params", None)
+    made.owners, made.facts["generator"] = {owner for p in params for owner in p.owners}, True
+    return made
 
 
 EXPRESSIONS: dict[type[ast.expr], Callable[..., Value]] = {

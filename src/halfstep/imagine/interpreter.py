@@ -52,7 +52,7 @@ class Interpreter(Calls, Statements, Expressions):
 
     def _endless(self, element: Value) -> Items:
         made = Items([element] * (2 * self.micro_batches))
-        made.over = "endless"
+        made.endless = True
         return made
 
     def _of_list(self, values: list[Value], source: Value, node: ast.AST) -> Items:
@@ -73,7 +73,7 @@ class Interpreter(Calls, Statements, Expressions):
     def batches(self, loader: Thing) -> Items:
         """The micro-batches of a loader."""
         element = frozenset({loader})
-        made = Items([Tensor(loaders=element, name="batch", tags=tags_of(loader)) for _ in range(self.micro_batches)])
+        made = Items([Tensor(loaders=element, name="batch", tags=tags_of(loader)) for _ in range(self.batches_of(loader))])
         made.over, made.loader = "loader", loader
         return made
 

@@ -16,6 +16,12 @@ _INDEX = re.compile(
     r"^(i|it|idx|step|iter|iteration|batch_idx|batch_i|batch_index|i_batch|micro_step|batch_id|n_iter|data_iter_step)$"
 )
 
+MODEL = re.compile(
+    r"(^|[._])(model|net|network|encoder|decoder|backbone|generator|discriminator|critic|actor|policy|unet|vae|student|teacher|netg|netd|net_g|net_d|g|d)(_?\w{0,6})?$",
+    re.I,
+)
+"""Names that people give to models."""
+
 
 def tags_for(name: str) -> Tags:
     """What a number of this name counts."""
@@ -59,7 +65,7 @@ def _guessed(name: str, value: Unknown) -> Value:
     if (value.has_default and isinstance(value.default, (str, bool))) or not tags or value.tags & {"data"}:
         return value
     number = 4 if "accum" in tags else 16 if "batch size" in tags else 2
-    return tagged(number, tags)
+    return tagged(number, tags | {"guessed"})
 
 
 def usually_off(name: str) -> bool:

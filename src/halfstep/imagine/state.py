@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 MICRO_BATCHES = 9
 EPOCHS = 2
 ACCUMULATION = 4
+WHOLE_WINDOWS = 24
+"""Long counts are shortened by whole multiples of this, so that windows of 2, 3, 4, 6, 8 and 12 keep their phase."""
 MAX_DEPTH = 30
 MAX_EVENTS = 12_000
 
@@ -56,8 +58,9 @@ class OutOfBudget(Exception):
 class Restart(Exception):
     """Something was learned (of the length of loaders) that holds from the start."""
 
-    def __init__(self, micro_batches: int) -> None:
+    def __init__(self, micro_batches: int, phase: int = WHOLE_WINDOWS) -> None:
         self.micro_batches = micro_batches
+        self.phase = phase
 
 
 @dataclass(slots=True)
@@ -91,6 +94,9 @@ class State:
     world: World
     budget: Budget
     micro_batches: int = MICRO_BATCHES
+    phase: int = WHOLE_WINDOWS
+    shortened: bool = False
+    turns_here: int = 0
     drafts: list[Draft] = field(default_factory=list)
     things: list[Thing] = field(default_factory=list)
     loops: list[Turn] = field(default_factory=list)
@@ -248,6 +254,16 @@ class State:
                 self.largest_window = int(modulus)
             self.window_is_sure |= "accum" in tags
 
+    def batches_of(self, loader: Thing) -> int:
+        """How many micro-batches a loader yields here: as many as the program says, shortened by whole windows if many."""
+        length = loader.facts.get("length")
+        if not isinstance(length, int):
+            return self.micro_batches
+        if length < 2 * self.phase:
+            return length
+        self.shortened = True
+        return self.phase + length % self.phase
+
     def spend(self) -> None:
         """Use one step of the budget."""
         self.budget.steps -= 1
@@ -265,6 +281,7 @@ class State:
                 if value.owner is not None:
                     thing.parents.append(value.owner)
                 value.thing = thing
+        assert isinstance(value.thing, (Thing, Tensor))
         return value.thing
 
     def unwrap_truth(self, value: Value) -> Value:

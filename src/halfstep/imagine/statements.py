@@ -146,6 +146,12 @@ class Statements(Assignments):
     def branch(self, node: ast.If) -> None:
         """`if`, with the answer of this world."""
         value = self.eval(node.test)
+        if (
+            isinstance(value, Unknown)
+            and isinstance(node.test, ast.Compare)
+            and isinstance(node.body[-1], (ast.Break, ast.Return))
+        ):
+            value.default = False
         taken = self.truth(value, node.test)
         with self.guarded(tags_of(value)):
             self.run(node.body if taken else node.orelse)
@@ -181,6 +187,7 @@ class Statements(Assignments):
         self.loops.append(Turn(loop, 0, place, items.over, items.tags))
         try:
             for index, item in enumerate(list(items)):
+                self.turns_here = len(items)
                 self.loops[-1] = Turn(loop, index, place, items.over, items.tags)
                 if loader is not None:
                     self.emit(Fetch, at, loader=loader, micro_batch=index)

@@ -13,7 +13,7 @@ from halfstep.imagine.interpreter import Interpreter
 from halfstep.imagine.naming import hinted, is_index
 from halfstep.imagine.project import Project
 from halfstep.imagine.resolving import trace_of
-from halfstep.imagine.state import MICRO_BATCHES, Budget, OutOfBudget, Raised, Restart, Signal
+from halfstep.imagine.state import MICRO_BATCHES, WHOLE_WINDOWS, Budget, OutOfBudget, Raised, Restart, Signal
 from halfstep.imagine.values import Bound, Class, Count, Function, Module, Unknown, Value, tagged
 from halfstep.imagine.worlds import Exploration, World
 
@@ -51,7 +51,7 @@ class _Teller:
         self.budget = budget
         self.entered: set[int] = set()
         self.heard = 0
-        self.micro_batches = MICRO_BATCHES
+        self.micro_batches, self.phase = MICRO_BATCHES, WHOLE_WINDOWS
 
     def tell(self) -> Story:
         called = _calls(self.project.main.tree)
@@ -114,14 +114,14 @@ class _Teller:
         return traces
 
     def _run(self, root: str, world: World) -> Trace | None:
-        self.micro_batches = MICRO_BATCHES
+        self.micro_batches, self.phase = MICRO_BATCHES, WHOLE_WINDOWS
         for _ in range(3):
             self.project.fresh()
-            machine = Interpreter(self.project, world, self.budget, micro_batches=self.micro_batches)
+            machine = Interpreter(self.project, world, self.budget, micro_batches=self.micro_batches, phase=self.phase)
             try:
                 return self._hear(machine, root)
             except Restart as restart:
-                self.micro_batches = restart.micro_batches
+                self.micro_batches, self.phase = restart.micro_batches, restart.phase
                 world.asked.clear()
             except (OutOfBudget, RecursionError):
                 return None
@@ -148,7 +148,9 @@ class _Teller:
         machine.emit(RunEnd, nothing)
         window = machine.largest_window
         if window * 2 + 1 > machine.micro_batches and machine.micro_batches == MICRO_BATCHES and window <= 16:
-            raise Restart(2 * window + 1)
+            raise Restart(2 * window + 1, machine.phase)
+        if machine.shortened and window > 1 and machine.phase % window:
+            raise Restart(machine.micro_batches, window * max(1, WHOLE_WINDOWS // window))
         return trace_of(machine, root, repeated)
 
     def _run_module(self, machine: Interpreter, module: Module, quietly: bool) -> None:

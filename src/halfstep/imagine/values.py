@@ -58,7 +58,7 @@ class Unknown:
     normal: bool = False
     """For a condition on data: the usual answer."""
     factors: frozenset[str] = frozenset()
-    thing: Thing | Tensor | None = None
+    thing: Thing | Tensor | Count | Ratio | None = None
     """What its use has shown it to be."""
     children: dict[str, Value] = field(default_factory=dict)
     loaders: frozenset[Thing] = frozenset()
@@ -92,13 +92,15 @@ class Tensor:
     retained: frozenset[int] = frozenset()
     name: str = ""
     probability: bool = False
+    rows: int | None = None
+    """Its first dimension, where the program says so."""
 
 
 def derive(*parents: Tensor, **changes: Any) -> Tensor:
     """A tensor computed from others."""
     if len(parents) == 1:
         first = parents[0]
-        return replace(first, **{"copied": None, "guard": None, "name": "", **changes})
+        return replace(first, **{"copied": None, "guard": None, "name": "", "rows": None, **changes})
     merged = Tensor(
         grad=any(p.grad for p in parents),
         dtype=_promoted(parents),
@@ -295,12 +297,13 @@ class Items(list[Value]):
     loader: Thing | None = None
     over: str = "items"
     tags: Tags = NO_TAGS
+    endless: bool = False
 
 
 def items_like(values: list[Value], source: Items) -> Items:
     """Other values with the same origin."""
     made = Items(values)
-    made.loader, made.over, made.tags = source.loader, source.over, source.tags
+    made.loader, made.over, made.tags, made.endless = source.loader, source.over, source.tags, source.endless
     return made
 
 

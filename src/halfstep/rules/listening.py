@@ -146,6 +146,8 @@ class Accumulation:
     """The step stands in the loop over micro-batches and is left out in most turns (else: a loop inside a loop)."""
     wiped: bool
     """The gradients are cleared for every micro-batch."""
+    counted: bool = False
+    """The loop over micro-batches counts to the window's size: `for _ in range(accumulate)`."""
 
 
 @lru_cache(maxsize=512)
@@ -165,7 +167,8 @@ def accumulation(trace: Trace, optimizer: Ref) -> Accumulation | None:
         return None
     if not guarded and not _by_name(stepped):
         return None
-    return Accumulation(size, guarded, wiped)
+    last = [w.backwards[-1] for w in stepped]
+    return Accumulation(size, guarded, wiped, any(b.loops and "accum" in b.loops[-1].tags for b in last))
 
 
 def _skipping(trace: Trace, optimizer: Ref, stepped: list[Window]) -> tuple[int, bool]:
@@ -174,13 +177,13 @@ def _skipping(trace: Trace, optimizer: Ref, stepped: list[Window]) -> tuple[int,
     steps = [s for s in trace.of(Step) if s.optimizer == optimizer]
     if len(steps) >= len(turns) or not any(w.wiped for w in windows(trace, optimizer)):
         return 1, False
-    gaps = Counter(_between(turns, a, b) for a, b in itertools.pairwise(steps))
+    gaps = Counter(_between(turns, a, b) for a, b in itertools.pairwise([None, *steps]) if b is not None)
     size = max(gaps, key=lambda s: (gaps[s], s), default=1)
     return size, True
 
 
-def _between(turns: list[Backward], a: Step, b: Step) -> int:
-    return sum(a.serial < turn.serial < b.serial for turn in turns)
+def _between(turns: list[Backward], a: Step | None, b: Step) -> int:
+    return sum((a is None or a.serial < turn.serial) and turn.serial < b.serial for turn in turns)
 
 
 def _same_loop(backward: Backward, step: Step | None) -> bool:

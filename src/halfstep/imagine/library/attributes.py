@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from halfstep.events.vocabulary import GradRead, NoSyncEnter, NoSyncExit, SetEpoch, ZeroGrad
-from halfstep.imagine.library import frameworks
+from halfstep.imagine.library import frameworks, optimizing, training
 from halfstep.imagine.library.externals import MAIN, flat
 from halfstep.imagine.library.stdlib import environment
 from halfstep.imagine.naming import hinted
@@ -126,6 +126,8 @@ def _of_tensor(state: Calls, value: Tensor, name: str, node: ast.AST) -> Value:
         return Unknown(f"{value.dtype}.dtype" if value.dtype else "dtype")
     if name == "device":
         return Unknown("tensor.device")
+    if name == "loss" and value.grad:
+        return derive(value, reduction=value.reduction or "mean")
     if name in ("loss", "logits", "values", "indices", "T", "mT", "real", "sample", "last_hidden_state", "pooler_output", "mH"):
         return Bound(value, name) if name in ("values", "indices") and value.loaders and not value.grad else derive(value)
     if name == "requires_grad":
@@ -279,6 +281,10 @@ def write(state: Calls, thing: Thing, name: str, new: Value, node: ast.AST) -> N
     """What setting an attribute of a library object means."""
     if name == "grad" and new is None and thing.kind == "param":
         state.emit(ZeroGrad, node, optimizers=Reach(frozenset(thing.owners)))
+    elif name == "grad" and thing.kind == "param" and isinstance(new, Tensor) and "gradient" in new.tags:
+        training.edit_gradients(state, thing.owners, new.divisors[-1] if new.divisors else None, node)
+    elif name == "data" and thing.kind == "param":
+        optimizing.write_param(state, thing, node)
     elif name == "require_backward_grad_sync" and thing.kind == "model":
         on = state.truth(new, node)
         if not on and not state.no_sync:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from halfstep.events.vocabulary import Load, MemoryFlush, Save
+from halfstep.imagine.library import iterating
 from halfstep.imagine.state import OutOfBudget, Restart, Signal
 from halfstep.imagine.values import Bound, Function, Instance, Tensor, Thing, Unknown, Value, settled, tags_of
 
@@ -53,6 +54,7 @@ def _loader(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) 
         "open arguments": "**" in given,
         "tags": tags_of(dataset) | tags_of(sampler),
     }
+    facts["length"] = None if facts["iterable"] else iterating.length_of_loader(state, given, sampler, node)
     made = state.make("loader", node, **facts)
     _imagine_worker(state, made, dataset, given, node)
     return made
@@ -136,20 +138,35 @@ def _sampler(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str)
     return state.make("sampler", node, **facts)
 
 
-def _dataset(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+def _dataset(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Thing:
     inner = settled(args[0]) if args else None
     thing = inner.thing if isinstance(inner, Instance) else inner if isinstance(inner, Thing) else None
     iterable = bool(thing is not None and thing.facts.get("iterable"))
-    return state.make("dataset", node, iterable=iterable, tags=tags_of(args) | tags_of(kwargs))
+    made = state.make("dataset", node, iterable=iterable, tags=tags_of(args) | tags_of(kwargs))
+    name = path.rsplit(".", 1)[-1]
+    source = args[1] if name == "Subset" and len(args) > 1 else args[0] if name == "TensorDataset" and args else None
+    made.facts["length"] = iterating.length_of_data(state, source, node)
+    return made
 
 
 def _split(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    return [_dataset(state, node, args[:1], {}, path) for _ in range(3)]
+    sizes = settled(args[1] if len(args) > 1 else kwargs.get("lengths"))
+    parts = list(sizes) if isinstance(sizes, (list, tuple)) else [None] * 3
+    total = iterating.length_of_data(state, args[0], node) if args else None
+    made = [_dataset(state, node, args[:1], {}, path) for _ in parts]
+    for part, size in zip(made, parts, strict=True):
+        whole = int(size * total) if isinstance(size, float) and total is not None else size
+        part.facts["length"] = whole if isinstance(whole, int) else None
+    return made
 
 
 def _save(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     state.emit(Save, node, states=states_in(args[0] if args else kwargs.get("obj")))
     return None
+
+
+_STATE = re.compile(r"scal|amp|sched|lr_s|state|extra|misc|\(\)", re.I)
+"""What an unknown part of a checkpoint is called that may be the state of an object."""
 
 
 def states_in(value: Value, depth: int = 0) -> frozenset[str]:
@@ -158,7 +175,8 @@ def states_in(value: Value, depth: int = 0) -> frozenset[str]:
     if isinstance(value, Thing) and value.kind == "state":
         return frozenset({str(value.facts.get("of"))})
     if isinstance(value, dict) and depth < 4:
-        return frozenset().union(*(states_in(v, depth + 1) for v in value.values())) if value else frozenset()
+        held = [(f"{key} {getattr(settled(v), 'name', '')}", states_in(v, depth + 1)) for key, v in value.items()]
+        return frozenset().union(*(found for text, found in held if found != {"?"} or _STATE.search(text)))
     if isinstance(value, (list, tuple)) and depth < 4:
         return frozenset().union(*(states_in(v, depth + 1) for v in value)) if value else frozenset()
     if isinstance(value, (Unknown, Instance)):

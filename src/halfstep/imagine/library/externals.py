@@ -8,12 +8,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from halfstep.events.vocabulary import Report
-from halfstep.imagine.library import amp, data, distributed, frameworks, python, stdlib, tensors, training
+from halfstep.imagine.library import amp, data, distributed, frameworks, iterating, python, stdlib, tensors, training
+from halfstep.imagine.naming import MODEL
 from halfstep.imagine.values import (
     NO_TAGS,
     External,
     Function,
     Instance,
+    Items,
     Tensor,
     Thing,
     Unknown,
@@ -39,6 +41,7 @@ EXACT: dict[str, Handler] = {
     **frameworks.TABLE,
 }
 PATTERNS: tuple[tuple[re.Pattern[str], Handler], ...] = (
+    *iterating.PATTERNS,
     *training.PATTERNS,
     *amp.PATTERNS,
     *data.PATTERNS,
@@ -48,10 +51,6 @@ PATTERNS: tuple[tuple[re.Pattern[str], Handler], ...] = (
 )
 MAIN = re.compile(
     r"is_(main|master|primary|global_zero|rank_zero|local_main|world_process_zero|first)|rank_?zero|on_main|main_process", re.I
-)
-MODEL = re.compile(
-    r"(^|[._])(model|net|network|encoder|decoder|backbone|generator|discriminator|critic|actor|policy|unet|vae|student|teacher|netg|netd|net_g|net_d|g|d)(_?\w{0,6})?$",
-    re.I,
 )
 ESCAPING = ("optimizer", "scheduler", "scaler", "sampler", "loader", "model")
 
@@ -127,7 +126,10 @@ def flat(values: list[Value], depth: int = 0) -> list[Value]:
 
 
 def blend(state: Calls, name: str, values: list[Value], node: ast.AST) -> Value:
-    """The result of a call that is not heard, from what went in."""
+    """The result of a call that is not heard, from what went in; of a loader or a loop's items, a wrapper around them."""
+    looped = next((v for v in values if isinstance(v, Items) and v.loader is not None), None)
+    if looped is not None:
+        return looped
     inputs = flat(values)
     tags = frozenset().union(*(tags_of(v) for v in inputs)) if inputs else NO_TAGS
     tensors_in = [v for v in inputs if isinstance(v, Tensor)]
@@ -142,6 +144,9 @@ def blend(state: Calls, name: str, values: list[Value], node: ast.AST) -> Value:
         return made
     if tensors_in:
         return derive(*tensors_in, dtype=None, tags=tags | {"data"})
+    passed = [v for v in inputs if isinstance(v, Thing) and v.kind == "loader"]
+    if len(passed) == 1 and not models:
+        return passed[0]
     loaders = frozenset().union(*(getattr(v, "loaders", frozenset()) for v in inputs if isinstance(v, Unknown)))
     return Unknown(name[:80], tags, loaders=loaders)
 

@@ -129,7 +129,7 @@ def enter_accumulate(state: Calls, context: Thing) -> Callable[[], None]:
     thing = context.facts["framework"]
     thing.facts["count"] = thing.facts.get("count", 0) + 1
     window = thing.facts.get("window", 1)
-    last = bool(state.loops) and state.loops[-1].index == state.micro_batches - 1
+    last = bool(state.loops) and state.loops[-1].index == state.turns_here - 1
     thing.facts["sync"] = last or thing.facts["count"] % window == 0
     thing.facts["inside"] = True
     if last:

@@ -41,7 +41,7 @@ def call(state: Calls, thing: Thing, name: str, args: Args, kwargs: Kwargs, node
     if thing.kind == "model":
         return _other_model_method(state, thing, name, args, kwargs, node)
     if thing.kind == "param" and name.endswith("_"):
-        return _write_param(state, thing, name, node)
+        return write_param(state, thing, node)
     if thing.kind in ("param", "params"):
         return Tensor(models=frozenset(thing.owners), name="parameter", dtype="float")
     if thing.kind == "average" and name in ("update", "update_parameters", "step"):
@@ -157,6 +157,9 @@ def _join(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST)
 def _other_model_method(state: Calls, thing: Thing, name: str, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
     if name in ("apply", "compile", "gradient_checkpointing_enable", "register_comm_hook", "share_memory", "type", "double"):
         return thing.facts.get("instance") or thing
+    if name in ("add_module", "register_module", "append") and args and model_of(args[-1]) is not None:
+        state.setattr(thing, str(settled(args[0])) if len(args) > 1 else "appended", args[-1], node)
+        return None
     if name in ("modules", "children", "named_modules", "named_children", "buffers"):
         return []
     made = blend(state, f"{name}()", [*args, *kwargs.values(), thing], node)
@@ -165,7 +168,8 @@ def _other_model_method(state: Calls, thing: Thing, name: str, args: Args, kwarg
     return made
 
 
-def _write_param(state: Calls, thing: Thing, name: str, node: ast.AST) -> Value:
+def write_param(state: Calls, thing: Thing, node: ast.AST) -> Value:
+    """The numbers of a parameter are set by hand."""
     for owner in thing.owners:
         if owner.facts.get("copy_of") is not None:
             state.emit(AverageUpdate, node, target=owner)

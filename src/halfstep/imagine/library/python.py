@@ -7,13 +7,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from halfstep.events.vocabulary import HostRead, RacyRead
+from halfstep.imagine.expressions import generator_of
+from halfstep.imagine.library import iterating
 from halfstep.imagine.naming import hinted
 from halfstep.imagine.values import (
-    NO_TAGS,
-    Bound,
     Class,
     External,
-    Function,
     Instance,
     Items,
     Scope,
@@ -37,101 +36,6 @@ Args = list[Value]
 Kwargs = dict[str, Value]
 
 
-def _len(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    value = settled(args[0]) if args else None
-    if isinstance(value, Items):
-        return tagged(len(value), frozenset({"loader"}) if value.loader else NO_TAGS)
-    if isinstance(value, (list, tuple)):
-        batches = len(value) > 1 and _is_batch(value[0])
-        return tagged(len(value), frozenset({"loader"}) if batches else NO_TAGS)
-    if isinstance(value, (dict, str)):
-        return len(value)
-    if isinstance(value, Thing) and value.kind == "loader":
-        return tagged(state.micro_batches, frozenset({"loader"}))
-    if isinstance(value, Thing) and value.kind == "dataset":
-        return Unknown(f"len({value.name})", frozenset({"dataset"}))
-    if isinstance(value, Tensor):
-        return Unknown("batch size", frozenset({"batch size"}))
-    if isinstance(value, Instance):
-        if value.thing is not None and value.thing.kind == "dataset":
-            return Unknown(f"len({value.thing.name})", frozenset({"dataset"}))
-        method = value.cls.lookup("__len__")
-        return state.call(Bound(value, "__len__", method), [], {}, node) if isinstance(method, Function) else Unknown("len")
-    if isinstance(value, Unknown):
-        return _unknown_length(state, value)
-    return Unknown("len")
-
-
-def _unknown_length(state: Calls, value: Unknown) -> Value:
-    last = value.name.rsplit(".", 1)[-1].lower()
-    if "dataset" in value.tags or last.endswith(("dataset", "_ds", "_set")) or last == "ds":
-        return Unknown(f"len({value.name})", frozenset({"dataset"}))
-    if "batch size" in value.tags or value.loaders:
-        return Unknown("batch size", frozenset({"batch size"}))
-    if any(word in last for word in ("load", "batches", "iter", "_dl", "data")) or last == "dl":
-        return tagged(state.micro_batches, frozenset({"loader"}))
-    return Unknown(f"len({value.name})")
-
-
-def _is_batch(value: Value) -> bool:
-    value = settled(value)
-    if isinstance(value, Tensor):
-        return not value.grad
-    if isinstance(value, (tuple, list)):
-        return bool(value) and any(_is_batch(v) for v in value[:3])
-    return isinstance(value, dict) and any(_is_batch(v) for v in list(value.values())[:3])
-
-
-def _range(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    values = [state.unwrap_truth(settled(a)) for a in args]
-    tags = frozenset().union(*(tags_of(v) for v in values)) if values else NO_TAGS
-    bounds = [v if isinstance(v, int) else _bound(v, state) for v in values]
-    try:
-        numbers = range(*[int(b) for b in bounds][:3])
-    except (ValueError, TypeError):
-        numbers = range(state.micro_batches)
-    made = Items([tagged(i, frozenset({"index"}) | (tags & {"rank"})) for i in _sample(numbers)])
-    made.over, made.tags = "count", tags
-    if "loader" in tags and "epochs" not in tags:
-        made.over = "loader"
-        made.loader = state.memo.setdefault(("range", id(node)), state.make("loader", None, name="range", given=True))
-    return made
-
-
-def _bound(value: Value, state: Calls) -> int:
-    name = getattr(value, "name", "")
-    return state.micro_batches * 2 if "step" in name or "iter" in name else state.micro_batches
-
-
-WHOLE_WINDOWS = 24
-"""Long counts are shortened by whole multiples of this, so that windows of 2, 3, 4, 6, 8 and 12 keep their phase."""
-
-
-def _sample(numbers: range) -> list[int]:
-    if len(numbers) <= 2 * WHOLE_WINDOWS:
-        return list(numbers)
-    tail = WHOLE_WINDOWS + len(numbers) % WHOLE_WINDOWS
-    return [*numbers[:WHOLE_WINDOWS], *numbers[-tail:]] if tail < len(numbers) - WHOLE_WINDOWS else list(numbers)
-
-
-def _enumerate(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    source = state.items(settled(args[0]), node) if args else Items()
-    start = state.unwrap_truth(settled(args[1] if len(args) > 1 else kwargs.get("start", 0)))
-    start = start if isinstance(start, int) else 0
-    index = frozenset({"index"})
-    return items_like([(tagged(start + i, index), item) for i, item in enumerate(source)], source)
-
-
-def _zip(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    sources = [state.items(settled(a), node) for a in args]
-    if not sources:
-        return Items()
-    first = next((s for s in sources if s.loader is not None), sources[0])
-    finite = [s for s in sources if s.over != "endless"] or sources
-    length = min(len(s) for s in finite)
-    return items_like([tuple(s[min(i, len(s) - 1)] for s in sources if s) for i in range(length)], first)
-
-
 def _same_items(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     value = settled(args[0]) if args else None
     if isinstance(value, Thing) and value.kind == "params":
@@ -145,20 +49,6 @@ def _same_items(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: s
     if isinstance(value, (Thing, Stream)):
         return state.items(value, node)
     return value if value is not None else []
-
-
-def _iter(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    return args[0] if args else None
-
-
-def _next(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    value = settled(args[0]) if args else None
-    if isinstance(value, Stream):
-        return state.first_of(value)
-    if isinstance(value, (list, tuple)):
-        return value[0] if value else Unknown("next")
-    items = state.items(value, node)
-    return items[0] if items else Unknown("next")
 
 
 def _sum(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
@@ -352,17 +242,12 @@ def _type(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) ->
 
 
 TABLE: dict[str, Callable[..., Value]] = {
-    "builtins.len": _len,
-    "builtins.range": _range,
-    "builtins.enumerate": _enumerate,
-    "builtins.zip": _zip,
+    **iterating.TABLE,
     "builtins.list": _same_items,
     "builtins.tuple": _same_items,
     "builtins.sorted": _same_items,
     "builtins.reversed": _same_items,
     "builtins.set": _same_items,
-    "builtins.iter": _iter,
-    "builtins.next": _next,
     "builtins.sum": _sum,
     "builtins.max": _extreme,
     "builtins.min": _extreme,
@@ -379,7 +264,7 @@ TABLE: dict[str, Callable[..., Value]] = {
     "builtins.print": _print,
     "builtins.super": _super,
     "builtins.map": _map,
-    "builtins.filter": lambda s, n, a, k, p: s.items(settled(a[1]), n) if len(a) > 1 else [],
+    "builtins.filter": lambda s, n, a, k, p: generator_of(s, s.items(settled(a[1]), n)) if len(a) > 1 else [],
     "builtins.dict": _dict,
     "builtins.any": _any_all,
     "builtins.all": _any_all,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from halfstep.events.vocabulary import MemoryFlush, Seed
 from halfstep.imagine.library import python
 from halfstep.imagine.library.python import read_on_host
-from halfstep.imagine.naming import hinted
+from halfstep.imagine.naming import MODEL, hinted
 from halfstep.imagine.state import Exited
 from halfstep.imagine.values import Instance, Partial, Tensor, Thing, Unknown, Value, model_of, settled, tagged, tags_of
 
@@ -27,6 +27,8 @@ def _partial(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str)
 
 def _deepcopy(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     value = settled(args[0]) if args else None
+    if isinstance(value, Unknown) and MODEL.search(value.name):
+        value = state.promote(value, "model")
     model = model_of(value)
     if model is None:
         return list(value) if type(value) is list else dict(value) if type(value) is dict else value

@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from halfstep.events.vocabulary import Divisor, ScaleLoss, Transfer
+from halfstep.imagine.arithmetic import arithmetic
 from halfstep.imagine.library import tensors, training
 from halfstep.imagine.library.frameworks import say_backward
 from halfstep.imagine.library.python import read_on_host
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 Args = list[Value]
 Kwargs = dict[str, Value]
+OPERATORS = {"div": ast.Div(), "true_divide": ast.Div(), "divide": ast.Div(), "mul": ast.Mult(), "multiply": ast.Mult()}
 HOST_READS = {"item", "tolist", "numpy"}
 IN_PLACE_WRITES = {"lerp_", "mul_", "copy_", "add_", "sub_", "div_", "clamp_", "zero_", "fill_", "data.copy_"}
 SAME = {
@@ -49,7 +51,7 @@ def call(state: Calls, value: Tensor, name: str, args: Args, kwargs: Kwargs, nod
         return derive(value, grad=False, models=frozenset(), name=value.name, copied=value.copied)
     if name in ("float", "double", "half", "bfloat16", "long", "int", "bool"):
         kinds = {"float": "float", "double": "float", "half": "half", "bfloat16": "bfloat", "bool": "bool"}
-        return derive(value, dtype=kinds.get(name, "int"), copied=value.copied)
+        return derive(value, dtype=kinds.get(name, "int"), copied=value.copied, rows=value.rows)
     if "gradient" in value.tags and name in IN_PLACE_WRITES:
         return _edit_gradient(state, value, name, args, node)
     if name in ("size", "numel", "dim"):
@@ -63,10 +65,14 @@ def call(state: Calls, value: Tensor, name: str, args: Args, kwargs: Kwargs, nod
         return derive(value)
     if name in ("items", "keys", "values") and not value.grad:
         return [("key", derive(value))] if name == "items" else ["key"] if name == "keys" else [derive(value)]
+    if name == "unsqueeze" and args and args[0] != 0:
+        return derive(value, name=value.name, rows=value.rows)
     if name in SAME:
         return derive(value, grad=value.grad or name == "requires_grad_", name=value.name)
     if name in ("pin_memory", "share_memory_"):
         return value
+    if name in OPERATORS and args:
+        return arithmetic(state, value, OPERATORS[name], settled(args[0]), node)
     if name.endswith("_") and name[:-1] in ("div", "true_divide") and args:
         return _divided_in_place(state, value, args[0], node)
     return tensors.apply(state, name.rstrip("_") if name != "masked_fill_" else name, [value, *args], kwargs, node)
@@ -113,7 +119,7 @@ def _move(state: Calls, value: Tensor, name: str, args: Args, kwargs: Kwargs, no
     if target is not None or unknown_device:
         loader = next(iter(value.loaders), None)
         state.emit(Transfer, node, to=target or "device", blocking=not lagging, loader=loader, in_worker=state.in_worker)
-    moved = derive(value, dtype=_DTYPES.get(dtype or "", same), device=target or value.device, name=value.name)
+    moved = derive(value, dtype=_DTYPES.get(dtype or "", same), device=target or value.device, name=value.name, rows=value.rows)
     if target == "cpu" and lagging:
         moved.copied = state.place(node)
         state.memo[("copied", moved.copied)] = state.number("time")

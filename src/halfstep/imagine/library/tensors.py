@@ -91,6 +91,8 @@ def _typed(state: Calls, made: Tensor, first: Tensor, name: str, inputs: Args, k
         made.reduction = "mean"
     elif name == "sum":
         made.reduction = "sum" if made.grad else made.reduction
+        if not made.grad:
+            made.tags |= {"summed"}
         if not made.grad and ("mask" in first.name or first.dtype == "bool" or "mask" in first.tags):
             made.tags |= {"count"}
     elif name in (
@@ -229,9 +231,22 @@ def _fresh(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -
     tags &= {"rank", "world", "data", "synced", "accum"}
     made = Tensor(tags=tags, dtype="int" if path.endswith(("randint", "arange", "randperm")) else "float")
     made.grad = kwargs.get("requires_grad") is True
+    made.rows = _first_dim(args, path)
     device = kwargs.get("device")
     made.device = device_name(device)
     return made
+
+
+def _first_dim(args: Args, path: str) -> int | None:
+    numbers = [settled(a) for a in args]
+    if path.endswith("_like"):
+        return numbers[0].rows if numbers and isinstance(numbers[0], Tensor) else None
+    if path.endswith(("randint", "tensor", "from_numpy", "as_tensor")):
+        numbers = [n for n in numbers if isinstance(n, (tuple, list))]
+    first = numbers[0] if numbers else None
+    first = settled(first[0]) if isinstance(first, (tuple, list)) and first else first
+    known = isinstance(first, int) and not isinstance(first, bool) and "guessed" not in tags_of(first)
+    return first if known and not path.endswith(("tensor", "from_numpy", "as_tensor")) else None
 
 
 def device_name(value: Value) -> str | None:
@@ -268,7 +283,7 @@ def _autograd_grad(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path
     made = derive(*tensors) if tensors else Tensor(grad=True)
     if made.scaler is not None:
         made.penalty, made.scaler = state.place(node), None
-    made.divisors = ()
+    made.divisors, made.dtype = (), None
     return (made,)
 
 

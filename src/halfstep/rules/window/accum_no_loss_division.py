@@ -55,7 +55,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         return
     for optimizer in optimizers(trace):
         way = accumulation(trace, optimizer)
-        if way is None or not way.guarded or any(e.kind == "divide" for e in trace.of(Clip)):
+        if way is None or not (way.guarded or way.counted) or any(e.kind == "divide" for e in trace.of(Clip)):
             continue
         for window in windows(trace, optimizer):
             for backward in window.backwards if window.step is not None and (window.size > 1 or way.wiped) else ():

@@ -1,0 +1,228 @@
+"""What loops run over: ranges, pairs, wrappers such as progress bars, and how long data sets and loaders are."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from halfstep.imagine.state import WHOLE_WINDOWS, OutOfBudget, Restart, Signal
+from halfstep.imagine.values import (
+    NO_TAGS,
+    Bound,
+    Function,
+    Instance,
+    Items,
+    Stream,
+    Tensor,
+    Thing,
+    Unknown,
+    Value,
+    items_like,
+    settled,
+    tagged,
+    tags_of,
+)
+
+if TYPE_CHECKING:
+    from halfstep.imagine.calls import Calls
+
+Args = list[Value]
+Kwargs = dict[str, Value]
+
+
+def _len(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    value = settled(args[0]) if args else None
+    if isinstance(value, Items):
+        return tagged(len(value), frozenset({"loader"}) if value.loader else NO_TAGS)
+    if isinstance(value, (list, tuple)):
+        batches = len(value) > 1 and _is_batch(value[0])
+        return tagged(len(value), frozenset({"loader"}) if batches else NO_TAGS)
+    if isinstance(value, (dict, str)):
+        return len(value)
+    if isinstance(value, Thing) and value.kind == "loader":
+        return tagged(state.batches_of(value), frozenset({"loader"}))
+    if isinstance(value, Thing) and value.kind == "dataset":
+        return _samples(state, value, value, node)
+    if isinstance(value, Tensor):
+        return _rows(value)
+    if isinstance(value, Instance):
+        if value.thing is not None and value.thing.kind == "dataset":
+            return _samples(state, value, value.thing, node)
+        method = value.cls.lookup("__len__")
+        return state.call(Bound(value, "__len__", method), [], {}, node) if isinstance(method, Function) else Unknown("len")
+    if isinstance(value, Unknown):
+        return _unknown_length(state, value)
+    return Unknown("len")
+
+
+def _samples(state: Calls, value: Value, thing: Thing, node: ast.AST) -> Value:
+    known = length_of_data(state, value, node)
+    tags = frozenset({"dataset"})
+    return Unknown(f"len({thing.name})", tags) if known is None else tagged(int(known), tags)
+
+
+def _rows(value: Tensor) -> Value:
+    tags = frozenset({"batch size"})
+    return Unknown("batch size", tags) if value.rows is None or value.loaders else tagged(value.rows, tags)
+
+
+def _unknown_length(state: Calls, value: Unknown) -> Value:
+    last = value.name.rsplit(".", 1)[-1].lower()
+    if "dataset" in value.tags or last.endswith(("dataset", "_ds", "_set")) or last == "ds":
+        return Unknown(f"len({value.name})", frozenset({"dataset"}))
+    if "batch size" in value.tags or value.loaders:
+        return Unknown("batch size", frozenset({"batch size"}))
+    if any(word in last for word in ("load", "batches", "iter", "_dl", "data")) or last == "dl":
+        return tagged(state.micro_batches, frozenset({"loader"}))
+    return Unknown(f"len({value.name})")
+
+
+def _is_batch(value: Value) -> bool:
+    value = settled(value)
+    if isinstance(value, Tensor):
+        return not value.grad
+    if isinstance(value, (tuple, list)):
+        return bool(value) and any(_is_batch(v) for v in value[:3])
+    return isinstance(value, dict) and any(_is_batch(v) for v in list(value.values())[:3])
+
+
+def _range(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    values = [state.unwrap_truth(settled(a)) for a in args]
+    tags = frozenset().union(*(tags_of(v) for v in values)) if values else NO_TAGS
+    bounds = [v if isinstance(v, int) else _bound(v, state) for v in values]
+    try:
+        numbers = range(*[int(b) for b in bounds][:3])
+    except (ValueError, TypeError):
+        numbers = range(state.micro_batches)
+    made = Items([tagged(i, frozenset({"index"}) | (tags & {"rank"})) for i in _sample(numbers)])
+    made.over, made.tags = "count", tags
+    if "loader" in tags and "epochs" not in tags:
+        made.over = "loader"
+        made.loader = state.memo.setdefault(("range", id(node)), state.make("loader", None, name="range", given=True))
+    return made
+
+
+def _bound(value: Value, state: Calls) -> int:
+    name = getattr(value, "name", "")
+    return state.micro_batches * 2 if "step" in name or "iter" in name else state.micro_batches
+
+
+def _sample(numbers: range) -> list[int]:
+    if len(numbers) <= 2 * WHOLE_WINDOWS:
+        return list(numbers)
+    return [*numbers[:WHOLE_WINDOWS], *numbers[-(WHOLE_WINDOWS + len(numbers) % WHOLE_WINDOWS) :]]
+
+
+def _enumerate(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    source = state.items(settled(args[0]), node) if args else Items()
+    start = state.unwrap_truth(settled(args[1] if len(args) > 1 else kwargs.get("start", 0)))
+    start = start if isinstance(start, int) else 0
+    index = frozenset({"index"})
+    return items_like([(tagged(start + i, index), item) for i, item in enumerate(source)], source)
+
+
+def _zip(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    sources = [state.items(settled(a), node) for a in args]
+    if not sources:
+        return Items()
+    first = next((s for s in sources if s.loader is not None), sources[0])
+    finite = [s for s in sources if not s.endless] or sources
+    length = min(len(s) for s in finite)
+    return items_like([tuple(s[min(i, len(s) - 1)] for s in sources if s) for i in range(length)], first)
+
+
+def _iter(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    return args[0] if args else None
+
+
+def _next(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    value = settled(args[0]) if args else None
+    if isinstance(value, Stream):
+        return state.first_of(value)
+    if isinstance(value, (list, tuple)):
+        return value[0] if value else Unknown("next")
+    items = state.items(value, node)
+    return items[0] if items else Unknown("next")
+
+
+def _same(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    """A progress bar around something: as a loop sees it, the thing itself."""
+    return args[0] if args else kwargs.get("iterable", kwargs.get("sequence", Unknown("bar")))
+
+
+def _islice(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    source = state.items(settled(args[0]), node) if args else Items()
+    stop = settled(args[1 if len(args) == 2 else 2]) if len(args) > 1 else None
+    if not isinstance(stop, int):
+        return source
+    return items_like(list(source)[:stop], source)
+
+
+def _cycle(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    source = state.items(settled(args[0]), node) if args else Items()
+    made = items_like((list(source) * 2 * state.micro_batches)[: 2 * state.micro_batches], source)
+    made.loader, made.endless = None, True
+    return made
+
+
+# --- lengths ---
+
+
+def length_of_data(state: Calls, value: Value, node: ast.AST) -> int | None:
+    """How many samples a data set holds, where the program says so."""
+    value = settled(value)
+    if isinstance(value, Instance):
+        method = value.cls.lookup("__len__")
+        length = _asked(state, value, method, node) if isinstance(method, Function) else None
+    elif isinstance(value, Thing):
+        length = value.facts.get("length")
+    elif isinstance(value, Tensor):
+        length = value.rows
+    else:
+        length = len(value) if isinstance(value, (list, tuple)) else None
+    return length if isinstance(length, int) and "guessed" not in tags_of(length) else None
+
+
+def _asked(state: Calls, value: Instance, method: Function, node: ast.AST) -> Value:
+    try:
+        return settled(state.call(Bound(value, "__len__", method), [], {}, node))
+    except (OutOfBudget, Restart):
+        raise
+    except Signal:
+        return None
+
+
+def length_of_loader(state: Calls, given: dict[str, Value], sampler: Value, node: ast.AST) -> int | None:
+    """How many micro-batches a loader yields, where data set, batch size and sampler say so."""
+    size = settled(given.get("batch_size", 1))
+    plain = sampler is None or (isinstance(sampler, Thing) and sampler.facts.get("class") in WHOLE_SAMPLERS)
+    samples = length_of_data(state, given.get("dataset"), node) if plain and given.get("batch_sampler") is None else None
+    if samples is None or not isinstance(size, int) or size < 1 or "guessed" in tags_of(size) or "**" in given:
+        return None
+    if isinstance(sampler, Thing) and sampler.facts.get("distributed"):
+        samples = -(-samples // 2)
+    return samples // size if state.truth(given.get("drop_last", False), node) else -(-samples // size)
+
+
+WHOLE_SAMPLERS = ("DistributedSampler", "RandomSampler", "SequentialSampler")
+"""Samplers that hand out every sample once."""
+
+
+TABLE: dict[str, Callable[..., Value]] = {
+    "builtins.len": _len,
+    "builtins.range": _range,
+    "builtins.enumerate": _enumerate,
+    "builtins.zip": _zip,
+    "builtins.iter": _iter,
+    "builtins.next": _next,
+    "itertools.islice": _islice,
+    "itertools.cycle": _cycle,
+}
+"""Handlers by path."""
+PATTERNS: tuple[tuple[re.Pattern[str], Callable[..., Value]], ...] = (
+    (re.compile(r"(^|\.)(trange|tnrange)$"), _range),
+    (re.compile(r"(^|\.)(tqdm|tqdm_notebook|track|alive_it|progressbar|skip_first_batches)$"), _same),
+)
+"""Handlers by pattern of the path."""
