@@ -125,7 +125,8 @@ class Assignments(State):
             value.attrs[name] = new
             self._adopt(value.thing, new)
             if value.thing is not None and value.thing.kind == "dataset" and "epoch" in name and self.calls[-1:] != ["__init__"]:
-                self.emit(SetEpoch, node, target=value.thing, value=self.number("value"))
+                place = self.outside(value.cls, node)
+                self.emit(SetEpoch, node, place=place, target=value.thing, value=self.number("value"))
         elif isinstance(value, Thing):
             self.set_on_thing(value, name, new, node)
             if value.kind == "model":

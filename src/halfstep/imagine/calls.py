@@ -57,6 +57,8 @@ class Calls(Forwards):
             return self.call(func.func, [*func.args, *args], {**func.kwargs, **kwargs}, node)
         if isinstance(func, Unknown):
             return externals.call_unknown(self, func, args, kwargs, node)
+        if isinstance(func, Tensor):
+            return derive(func)
         return externals.blend(self, "?()", [*args, *kwargs.values()], node)
 
     # --- functions of the program ---

@@ -82,6 +82,9 @@ class Comparing(State):
             return Truth(self.equals(left, literal, node) != negated, tags)
         if isinstance(left, External) and isinstance(right, External):
             return (left.path == right.path) != negated
+        if "batch size" in tags and right == 0:
+            some = isinstance(op, (ast.Gt, ast.NotEq))
+            return Unknown(ast.unparse(node)[:80], tags | {"data"}, normal=some, loaders=getattr(left, "loaders", frozenset()))
         text = ast.unparse(node)[:80]
         usual = isinstance(op, (ast.Gt, ast.GtE)) and not usually_off(text)
         return Unknown(text, tags, default=usual, has_default=True, loaders=getattr(left, "loaders", frozenset()))
@@ -107,7 +110,8 @@ class Comparing(State):
             same = left is right or (isinstance(left, External) and isinstance(right, External) and left.path == right.path)
             return same != negated
         if isinstance(value, Unknown):
-            given = self.truth_of_unknown(value, node)
+            read = "data" in value.tags and not value.has_default
+            given = read or self.truth_of_unknown(value, node)
             return Truth((not given) != negated, value.tags)
         return (value is None) != negated
 
@@ -135,6 +139,8 @@ class Comparing(State):
             return self.on_data(_text(node), False, node, "synced" in value.tags)
         if isinstance(value, (Thing, Instance, Function, Class, External, Module, Bound, Partial, Stream, Scope)):
             return True
+        if isinstance(value, Items) and value.filtered:
+            return self.on_data(_text(node), True, node, False)
         return bool(value)
 
     def truth_of_unknown(self, value: Unknown, node: ast.AST) -> bool:

@@ -96,16 +96,17 @@ class Expressions(Comparing):
     def joined(self, node: ast.JoinedStr) -> Value:
         """An f-string, as far as it is known."""
         parts: list[str] = []
-        tags = NO_TAGS
+        tags, loaders = NO_TAGS, frozenset[Thing]()
         for piece in node.values:
             if isinstance(piece, ast.Constant):
                 parts.append(str(piece.value))
             elif isinstance(piece, ast.FormattedValue):
                 value = self.unwrap_truth(self.eval(piece.value))
                 tags |= tags_of(value)
+                loaders |= getattr(settled(value), "loaders", loaders)
                 parts.append(str(value) if isinstance(value, (str, int, float)) else "?")
         text = "".join(parts)
-        return text if not tags & {"rank"} else Unknown(f"'{text}'", tags)
+        return Unknown(f"'{text}'", tags, loaders=loaders) if loaders or tags & {"rank"} else text
 
     def subscript(self, node: ast.Subscript) -> Value:
         """`value[key]`."""
@@ -131,6 +132,8 @@ class Expressions(Comparing):
             method = value.cls.lookup("__getitem__")
             if isinstance(method, Function):
                 return self.call(Bound(value, "__getitem__", method), [key], {}, node)
+        if isinstance(value, External) and value.path == "os.environ":
+            return self.call(External("os.getenv"), [key], {}, node)
         if isinstance(value, Stream):
             return Unknown("?[]")
         return Unknown(f"{ast.unparse(node)[:40]}", tags_of(value))
@@ -170,7 +173,7 @@ class Expressions(Comparing):
                 made.loader, made.over = value.loader, value.over
                 return made
             return got
-        if by_rank:
+        if by_rank and parts[1] is None:
             self.make("strided shard", node)
             return Unknown("shard", tags_of(value) | {"rank", "strided"})
         if isinstance(value, Tensor):
@@ -275,7 +278,15 @@ class Expressions(Comparing):
             self.scope = outer
         if isinstance(node, ast.DictComp):
             return keyed
+        if made and self.by_data(node.generators):
+            made = Items(made)
+            made.filtered = True
         return generator_of(self, made) if isinstance(node, ast.GeneratorExp) else made
+
+    def by_data(self, generators: list[ast.comprehension]) -> bool:
+        """Whether a condition of a comprehension was one on data."""
+        lines = {f":{test.lineno}: " for g in generators for test in g.ifs}
+        return any(d.kind == "data" and any(line in d.key for line in lines) for d in self.world.decisions) if lines else False
 
     def _generate(self, generators: list[ast.comprehension], collect: Callable[[], None]) -> None:
         if not generators:

@@ -25,7 +25,17 @@ def facts_of(tree: ast.Module, path: str) -> list[Fact]:
                 dotted = dotted_name(decorator, names)
                 if dotted in ("torch.cuda.amp.autocast", "torch.cpu.amp.autocast"):
                     found.append(Fact("deprecated call", place_of(decorator, path), dotted, {"node": decorator}))
-    return [*found, *_swapped(tree, path), *_bf16_options(tree, path)]
+    return [*found, *_swapped(tree, path), *_bf16_options(tree, path), *_clearings(tree, path)]
+
+
+def _clearings(tree: ast.Module, path: str) -> list[Fact]:
+    """Where the text clears gradients of which name, with the function or class around it, run or not."""
+    found: list[Fact] = []
+    for top in tree.body:
+        for node in ast.walk(top):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "zero_grad":
+                found.append(Fact("clearing", place_of(node, path), _last(node.func.value), {"around": place_of(top, path)}))
+    return found
 
 
 _WARM = re.compile(r"warm", re.I)

@@ -96,7 +96,8 @@ class Forwards(State):
             made.ddp |= {model}
             made.no_sync = bool(self.no_sync)
         elif any(parent.facts.get("wrapper") == "ddp" for parent in model.family()) and self.grad_enabled:
-            made.bypassed = self.place(node)
+            instance = model.facts.get("instance")
+            made.bypassed = self.outside(instance.cls if isinstance(instance, Instance) else None, node)
 
 
 def model_training(model: Thing) -> bool | None:

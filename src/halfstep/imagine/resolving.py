@@ -57,7 +57,7 @@ class _Resolver:
         self.made = {d.fields["what"]: i for i, d in enumerate(state.drafts) if d.kind is Made}
         vague = [t for t in self.optimizers if not t.owners]
         self.vague = vague
-        self.steps = {t: [i for i, d in enumerate(state.drafts) if d.kind is Step and d.fields["optimizer"] is t] for t in vague}
+        self.ahead = [(i, d) for i, d in enumerate(state.drafts) if d.kind in (Backward, Step)] if len(vague) > 1 else []
 
     def event(self, serial: int, draft: Draft) -> Event:
         fields: dict[str, Value] = {}
@@ -81,9 +81,18 @@ class _Resolver:
             found = [t for t in self.optimizers if self.made.get(t, -1) < serial]
             return tuple(t.ref for t in found)
         if len(vague) > 1 and draft.kind is Backward:
-            nearest = min(vague, key=lambda t: next((i for i in self.steps[t] if i > serial), 10**9))
-            vague = [nearest]
+            vague = self.stepping_next(serial)
         return tuple(t.ref for t in [*found, *vague])
+
+    def stepping_next(self, serial: int) -> list[Thing]:
+        """Of the optimizers of unknown parameters those that step next, before another loss is backpropagated."""
+        found: list[Thing] = []
+        for index, draft in self.ahead:
+            if draft.kind is Backward and index > serial and found:
+                break
+            if draft.kind is Step and index > serial and draft.fields["optimizer"] in self.vague:
+                found.append(draft.fields["optimizer"])
+        return list(dict.fromkeys(found))
 
     def partly(self, draft: Draft, serial: int) -> tuple[Ref, ...]:
         reach = draft.fields["optimizers"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from halfstep.events.vocabulary import Backward, Event, Made, Place, Region, Turn
-from halfstep.imagine.values import NO_TAGS, Items, Module, Scope, Stream, Tags, Tensor, Thing, Truth, Unknown, Value
+from halfstep.imagine.values import NO_TAGS, Class, Items, Module, Scope, Stream, Tags, Tensor, Thing, Truth, Unknown, Value
 from halfstep.imagine.worlds import World
 
 if TYPE_CHECKING:
@@ -165,6 +165,12 @@ class State:
             getattr(node, "end_col_offset", None) or 0,
         )
 
+    def outside(self, cls: Class | None, node: ast.AST) -> Place:
+        """Where the program enters an object: the innermost call that does not stand in the object's own class."""
+        places = [self.place(node), *reversed(self.stack)]
+        first, last = (cls.node.lineno, cls.node.end_lineno or 0) if cls is not None else (0, 0)
+        return next((p for p in places if not first <= p.line <= last), places[0])
+
     def emit(self, kind: type[Event], node: ast.AST, /, **fields: Value) -> None:
         """Say that something happened at a node."""
         if self.in_worker and not fields.get("in_worker"):
@@ -173,7 +179,7 @@ class State:
             raise OutOfBudget
         place = self.place(node)
         fields.update(
-            place=place,
+            place=fields.get("place", place),
             stack=(*self.stack, place),
             loops=tuple(self.loops),
             guards=frozenset().union(*self.guards) if self.guards else NO_TAGS,

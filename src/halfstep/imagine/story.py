@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+from collections import Counter
 
 from halfstep.events.trace import Fact, Story, Trace
 from halfstep.events.vocabulary import Backward, RunBegin, RunEnd
@@ -55,7 +56,7 @@ class _Teller:
 
     def tell(self) -> Story:
         called = _calls(self.project.main.tree)
-        if not called & WORTH:
+        if not called & WORTH and not _copies_to_host(self.project.main.tree):
             return Story((), tuple(self._facts()))
         traces = self._explore("")
         for root in self._roots():
@@ -87,7 +88,9 @@ class _Teller:
         useful = [
             name for name in self.nodes if not name.split(".")[-1].startswith("__") and ({name} | reach[name]) & set(wanted)
         ]
-        return sorted(useful, key=lambda name: (-len(reach[name] & wanted), list(self.nodes).index(name)))[:MAX_ROOTS]
+        order = {name: index for index, name in enumerate(self.nodes)}
+        callers = Counter(name for other in useful for name in reach[other] - {other})
+        return sorted(useful, key=lambda name: (-len(reach[name] & wanted), callers[name], order[name]))[:MAX_ROOTS]
 
     def _reaching(self, name: str, called: dict[str, set[str]]) -> set[str]:
         seen: set[str] = set()
@@ -218,6 +221,11 @@ def _argument(name: str, default: Value, has_default: bool) -> Value:
     if has_default:
         return hinted(name, default)
     return hinted(name, Unknown(name))
+
+
+def _copies_to_host(tree: ast.Module) -> bool:
+    """Whether copies without waiting are made, which matter without training too."""
+    return any(isinstance(node, ast.keyword) and node.arg == "non_blocking" for node in ast.walk(tree))
 
 
 def _calls(node: ast.AST) -> set[str]:

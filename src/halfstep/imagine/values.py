@@ -298,6 +298,8 @@ class Items(list[Value]):
     over: str = "items"
     tags: Tags = NO_TAGS
     endless: bool = False
+    filtered: bool = False
+    """Chosen by a condition on data: it may be empty."""
 
 
 def items_like(values: list[Value], source: Items) -> Items:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from halfstep.events.trace import Trace
+from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import (
     Backward,
     Clip,
@@ -157,18 +157,17 @@ def accumulation(trace: Trace, optimizer: Ref) -> Accumulation | None:
     stepped = [w for w in parts if w.step is not None and w.backwards]
     if not stepped:
         return None
-    guarded = any(_same_loop(b, w.step) for w in stepped for b in w.backwards[-1:] if w.step is not None)
+    last = [w.backwards[-1] for w in stepped]
+    guarded = any(_same_loop(w.backwards[-1], w.step) for w in stepped)
+    counted = any(b.loops and "accum" in b.loops[-1].tags for b in last)
     sizes = Counter(w.size for w in stepped)
     size = max(sizes, key=lambda s: (sizes[s], s))
     wiped = False
-    if size == 1 and guarded:
+    if size == 1 and (guarded or counted):
         size, wiped = _skipping(trace, optimizer, stepped)
-    if size < 2:
+    if size < 2 or not (guarded or _by_name(stepped)):
         return None
-    if not guarded and not _by_name(stepped):
-        return None
-    last = [w.backwards[-1] for w in stepped]
-    return Accumulation(size, guarded, wiped, any(b.loops and "accum" in b.loops[-1].tags for b in last))
+    return Accumulation(size, guarded, wiped, counted)
 
 
 def _skipping(trace: Trace, optimizer: Ref, stepped: list[Window]) -> tuple[int, bool]:
@@ -228,6 +227,36 @@ def in_loader_loop(event: Event) -> bool:
 def alike(ref: Ref) -> tuple[object, ...]:
     """What makes an object the same one in another world, where numbers may differ."""
     return (ref.kind, ref.name, ref.place)
+
+
+def cleared_in(trace: Trace) -> set[Ref]:
+    """The optimizers whose gradients are cleared after a backward pass."""
+    begun: set[Ref] = set()
+    found: set[Ref] = set()
+    for event in trace.of(Backward, ZeroGrad):
+        if isinstance(event, Backward):
+            begun.update(event.optimizers)
+        else:
+            found |= begun.intersection(event.optimizers)
+    return found
+
+
+def cleared(story: Story, root: str) -> set[tuple[object, ...]]:
+    """What makes the optimizers alike that are cleared after a backward pass in some world of this root."""
+    return {alike(o) for trace in story.traces if trace.root == root for o in cleared_in(trace)}
+
+
+def cleared_elsewhere(trace: Trace, story: Story, optimizer: Ref) -> bool:
+    """Whether the text around an optimizer's step clears its gradients on a path that was not taken."""
+    step = next((s.place for s in trace.of(Step) if s.optimizer == optimizer and s.place is not None), None)
+    taken = {e.place.line for t in story.traces for e in t.of(ZeroGrad) if e.place is not None}
+    return step is not None and any(
+        fact.detail == optimizer.name
+        and fact.place.line not in taken
+        and isinstance(around := fact.values["around"], Place)
+        and around.line <= step.line <= around.end_line
+        for fact in story.told("clearing")
+    )
 
 
 def whole(trace: Trace, ref: Ref | None) -> bool:

@@ -185,6 +185,8 @@ def _of_model(state: Calls, value: Thing, name: str, node: ast.AST) -> Value:
         "gradient_checkpointing_enable",
         "double",
         "type",
+        "add_module",
+        "register_module",
     ):
         return Bound(value, name)
     if name in ("weight", "bias"):

@@ -92,7 +92,7 @@ def _imagine_worker(state: Calls, loader: Thing, dataset: Value, given: dict[str
         state.in_worker, state.loops = saved
 
 
-SPLITS = re.compile(r"worker|shard|rank|split|world|get_worker_info|islice|skip")
+SPLITS = re.compile(r"worker|shard|rank|split_|world|num_replicas|islice|skip")
 
 
 def _look_at_dataset(state: Calls, dataset: Instance, given: dict[str, Value]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from halfstep.events.vocabulary import Backward, Clip, Divisor
 from halfstep.imagine.library.training import params_of
 from halfstep.imagine.state import ACCUMULATION, Reach
-from halfstep.imagine.values import Tensor, Thing, Unknown, Value, model_of, settled
+from halfstep.imagine.values import Tensor, Thing, Unknown, Value, derive, model_of, settled
 
 if TYPE_CHECKING:
     from halfstep.imagine.calls import Calls
@@ -105,6 +105,12 @@ def say_backward(state: Calls, loss: Tensor, node: ast.AST, by_framework: bool =
     )
 
 
+def say_divided_backward(state: Calls, loss: Tensor, node: ast.AST) -> None:
+    """Gradients of a loss are added by code that divides by the window's size itself."""
+    by = Divisor(None, frozenset({"framework"}), state.place(node))
+    say_backward(state, derive(loss, divisors=(*loss.divisors, by)), node, by_framework=True)
+
+
 def _dtype(model: Thing) -> str | None:
     inner = model.facts.get("inner")
     return model.dtype or (_dtype(inner) if isinstance(inner, Thing) else None)
@@ -190,7 +196,7 @@ def _deepspeed(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: st
 def call_engine(state: Calls, engine: Thing, name: str, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
     """A method of a DeepSpeed engine: clearing, clipping and windows are its own affair."""
     if name == "backward" and args and isinstance(settled(args[0]), Tensor):
-        say_backward(state, settled(args[0]), node, by_framework=True)
+        say_divided_backward(state, settled(args[0]), node)
     return Unknown(f"{engine.name}.{name}()")
 
 

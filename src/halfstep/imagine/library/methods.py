@@ -127,7 +127,7 @@ def _on_unknown(state: Calls, value: Unknown, name: str, args: Args, kwargs: Kwa
         value.thing = made
         return frameworks.call(state, made, name, args, kwargs, node)
     if name == "backward" and args and isinstance(settled(args[0]), Tensor):
-        frameworks.say_backward(state, settled(args[0]), node, by_framework=True)
+        frameworks.say_divided_backward(state, settled(args[0]), node)
         return None
     if name in ("item", "tolist", "numpy", "all", "any", "float", "cpu", "detach", "mean", "sum"):
         return Unknown(value.name, value.tags, normal=value.normal, loaders=value.loaders)

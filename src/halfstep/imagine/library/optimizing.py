@@ -85,10 +85,20 @@ def _to(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -
         dtype = tensors.dtype_name(value)
         if dtype in ("float16", "bfloat16", "float32"):
             _cast(state, thing, dtype, node)
-        device = tensors.device_name(value)
+        device = tensors.device_name(value) or _chosen_device(state, value, node)
         if device is not None:
             _place_on(state, thing, device, value, node)
     return thing.facts.get("instance") or thing
+
+
+def _chosen_device(state: Calls, value: Value, node: ast.AST) -> str | None:
+    """A device that the user chooses: the default, or the CPU in another world."""
+    value = settled(value)
+    if isinstance(value, Thing) and value.kind == "device":
+        value = value.facts.get("type")
+    if not isinstance(value, Unknown) or value.default not in ("cuda", "cpu"):
+        return None
+    return str(state.world.choose(value.name, (value.default, "cpu"), 0, "device", state.place(node)))
 
 
 def _place_on(state: Calls, thing: Thing, device: str, value: Value, node: ast.AST) -> None:

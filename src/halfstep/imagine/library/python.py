@@ -132,6 +132,19 @@ def _bool(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) ->
     return Truth(state.truth(value, node), tags_of(value))
 
 
+_CLASSES = {
+    "model": ("Module",),
+    "ddp": ("Module", "DistributedDataParallel", "DDP"),
+    "parallel": ("Module", "DataParallel"),
+    "loader": ("DataLoader",),
+    "dataset": ("Dataset",),
+    "optimizer": ("Optimizer",),
+    "scheduler": ("LRScheduler", "_LRScheduler"),
+    "scaler": ("GradScaler",),
+}
+"""Names of the classes that library objects are instances of, by kind or wrapper."""
+
+
 def _isinstance(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     value = settled(args[0]) if args else None
     kinds = args[1] if len(args) > 1 else None
@@ -143,7 +156,7 @@ def _isinstance(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: s
     if isinstance(value, Tensor):
         return bool(lasts & {"Tensor", "FloatTensor"})
     if isinstance(value, Thing):
-        return bool(lasts) and (value.facts.get("class") in lasts or (value.kind == "model" and "Module" in lasts))
+        return bool(lasts & {value.facts.get("class"), *_CLASSES.get(str(value.facts.get("wrapper", value.kind)), ())})
     if isinstance(value, Unknown):
         return Unknown(f"isinstance({value.name}, {sorted(lasts)})", default=False, has_default=True)
     names = {type(value).__name__, *(base.__name__ for base in type(value).__mro__)} - {"object"}
@@ -192,15 +205,10 @@ def _setattr(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str)
 def _print(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     from halfstep.imagine.library.externals import shown
 
-    call = node if isinstance(node, ast.Call) else None
-    values = list(args)
-    for piece in ast.walk(call) if call is not None else ():
-        if isinstance(piece, ast.FormattedValue) and isinstance(piece.value, ast.Name):
-            values.append(state.eval(piece.value))
     for value in args:
         if isinstance(settled(value), Tensor):
             read_on_host(state, settled(value), node, "print")
-    shown(state, values, node, "print")
+    shown(state, args, node, "print")
     return None
 
 

@@ -241,12 +241,13 @@ def _first_dim(args: Args, path: str) -> int | None:
     numbers = [settled(a) for a in args]
     if path.endswith("_like"):
         return numbers[0].rows if numbers and isinstance(numbers[0], Tensor) else None
-    if path.endswith(("randint", "tensor", "from_numpy", "as_tensor")):
+    if path.endswith("randint"):
         numbers = [n for n in numbers if isinstance(n, (tuple, list))]
     first = numbers[0] if numbers else None
     first = settled(first[0]) if isinstance(first, (tuple, list)) and first else first
-    known = isinstance(first, int) and not isinstance(first, bool) and "guessed" not in tags_of(first)
-    return first if known and not path.endswith(("tensor", "from_numpy", "as_tensor")) else None
+    if isinstance(first, bool) or "guessed" in tags_of(first) or path.endswith(("tensor", "from_numpy")):
+        return None
+    return first if isinstance(first, int) else None
 
 
 def device_name(value: Value) -> str | None:

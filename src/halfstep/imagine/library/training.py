@@ -134,15 +134,19 @@ def _flat(values: Args) -> Args:
     return found
 
 
+SAMPLED_STEPS = (0, 1, 2, 5, 10, 30, 100, 300, 1000, 3000, 10_000)
+"""Steps at which a schedule is asked: enough of them that one lies near its peak."""
+
+
 def _ask_lambda(state: Calls, made: Thing, facts: dict[str, Value], rest: Args, optimizer: Value, node: ast.AST) -> None:
-    """Call the schedule with step 0 and 1: does its result hold the learning rate itself?"""
+    """Call the schedule with some steps: is its peak the learning rate itself?"""
     lr = optimizer.facts.get("lr") if isinstance(optimizer, Thing) else None
     for value in _flat([*rest, facts.get("lr_lambda")]):
         if not isinstance(value, Function) or lr is None:
             continue
-        results = [settled(state.call(value, [step], {}, node)) for step in (0, 1)]
-        small = isinstance(lr, float) and 0 < lr < 0.5
-        if small and all(isinstance(r, float) and 0 < r <= lr * 1.0001 for r in results) and results[0] > 0.999 * lr:
+        results = [settled(state.call(value, [step], {}, node)) for step in SAMPLED_STEPS]
+        known = [r for r in results if isinstance(r, (int, float))]
+        if isinstance(lr, float) and 0 < lr < 0.5 and len(known) > 2 and lr / 2 < max(known) <= lr * 1.0001:
             made.facts["absolute"] = True
         if isinstance(lr, Unknown) and all(isinstance(r, Unknown) and lr.name in r.factors for r in results):
             made.facts["absolute"] = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Made, Place, SetEpoch
+from halfstep.events.vocabulary import Made, SetEpoch
 from halfstep.findings.card import Card
 from halfstep.findings.finding import Found, Severity
 
@@ -86,8 +86,4 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     for event in trace.of(SetEpoch):
         for loader in loaders:
             if loader.facts.get("dataset") == event.target and event.serial > loader.serial and event.loops:
-                yield Found(_caller(event), "persistent workers never see this value: they hold a copy from their start")
-
-
-def _caller(event: SetEpoch) -> Place | None:
-    return event.stack[-2] if len(event.stack) > 2 else event.place
+                yield Found(event.place, "persistent workers never see this value: they hold a copy from their start")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import ZeroGrad
 from halfstep.findings.card import Card
 from halfstep.findings.finding import Found, Severity
-from halfstep.rules.listening import alike, optimizers, whole, windows
+from halfstep.rules.listening import alike, cleared, cleared_elsewhere, cleared_in, optimizers, whole, windows
 
 CARD = Card(
     code="HS302",
@@ -57,11 +56,11 @@ def train(model, loader, use_amp=False, epochs=2):
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """An optimizer that is cleared in some worlds but not in this one."""
-    same = [t for t in story.traces if t.root == trace.root]
-    cleared = {alike(o) for t in same for e in t.of(ZeroGrad) for o in e.optimizers}
-    here = {o for e in trace.of(ZeroGrad) for o in e.optimizers}
+    anywhere = cleared(story, trace.root)
+    here = cleared_in(trace)
     for optimizer in optimizers(trace):
-        if alike(optimizer) not in cleared or optimizer in here or not whole(trace, optimizer) or trace.exception is not None:
+        known = alike(optimizer) in anywhere or cleared_elsewhere(trace, story, optimizer)
+        if not known or optimizer in here or not whole(trace, optimizer) or trace.exception is not None:
             continue
         parts = [w for w in windows(trace, optimizer) if w.step is not None and w.backwards]
         if len(parts) >= 2:

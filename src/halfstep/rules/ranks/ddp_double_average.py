@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Backward
+from halfstep.events.vocabulary import Backward, Clip
 from halfstep.findings.card import Card
 from halfstep.findings.finding import Found, Severity
 
@@ -72,8 +72,14 @@ def train(model, dataset, epochs=2):
 
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
-    """A division by the world size before the backward pass of a DDP model."""
+    """A division by the world size before the backward pass of a DDP model, or of its gradients after it."""
     for event in trace.of(Backward):
         for divisor in event.divisors:
             if "world" in divisor.tags and event.ddp and not divisor.tags & {"loader", "accum"}:
                 yield Found(divisor.place, "DDP averages over the ranks already: do not divide the loss by the world size")
+    last: Backward | None = None
+    for after in trace.of(Backward, Clip):
+        if isinstance(after, Backward):
+            last = after
+        elif last is not None and last.ddp and after.divisor is not None and "world" in after.divisor.tags:
+            yield Found(after.place, "DDP averages over the ranks already: do not divide the gradients by the world size")

@@ -80,8 +80,10 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         passes = [e for e in trace.of(EpochBegin) if e.loader == made.what]
         told = [e.value for e in trace.of(SetEpoch) if e.target == sampler]
         if len(passes) >= 2 and len(set(told)) < 2 and _trains(trace, passes):
+            constant = next((e.place for e in trace.of(SetEpoch) if e.target == sampler), None)
             yield Found(
-                passes[0].place, f"`{sampler.name or 'the sampler'}` is not told the epoch: every epoch has the same order"
+                constant or passes[0].place,
+                f"`{sampler.name or 'the sampler'}` is not told the epoch: every epoch has the same order",
             )
 
 

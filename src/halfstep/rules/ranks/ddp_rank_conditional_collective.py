@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Backward, Collective, Event, Forward
+from halfstep.events.vocabulary import Collective, Event, Forward, Place
 from halfstep.findings.card import Card
 from halfstep.findings.finding import Found, Severity
-from halfstep.rules.listening import call_site
 
 CARD = Card(
     code="HS508",
@@ -84,8 +83,16 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     for event in trace.of(Collective, Forward):
         kind = _kind(event)
         if kind is not None and "rank" in event.guards | _early(trace) and mine[kind] > theirs[kind] and not _at(twin, event):
-            backward = next(iter(trace.of(Backward)), None)
-            yield Found(call_site(event, backward), f"only some ranks reach this {kind}: the others hang")
+            yield Found(
+                _parting(event, twin) if "rank" in event.guards else event.place,
+                f"only some ranks reach this {kind}: the others hang",
+            )
+
+
+def _parting(event: Event, twin: Trace) -> Place | None:
+    """Where the way to an event leaves what the other rank does."""
+    shared = {other.stack[:depth] for other in twin.events for depth in range(1, len(event.stack))}
+    return next((place for depth, place in enumerate(event.stack, 1) if event.stack[:depth] not in shared), event.place)
 
 
 def _other_rank(trace: Trace, story: Story) -> Trace | None:
@@ -105,7 +112,7 @@ def _early(trace: Trace) -> frozenset[str]:
 def _kind(event: Event) -> str | None:
     if isinstance(event, Collective):
         return event.kind
-    if isinstance(event, Forward) and event.wrapped and (event.grad_enabled or event.buffers):
+    if isinstance(event, Forward) and event.wrapped and (event.grad_enabled or event.buffers is not False):
         return "forward pass of a DDP model"
     return None
 

@@ -90,6 +90,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     stops = len(fewer) < len(more) and [t.index for t in fewer[-1].loops] != [t.index for t in more[-1].loops]
     if decision.kind in ("data", "rank") and stops and len(fewer[-1].loops) == len(more[-1].loops):
         shorter = trace if fewer is mine else usual
-        left = [e for e in shorter.of(LoopLeft) if len(e.loops) == len(fewer[-1].loops) - 1]
+        running = {t.loop for t in fewer[-1].loops}
+        left = [e for e in shorter.of(LoopLeft) if e.loops and e.loops[-1].loop in running]
         if left:
             yield Found(left[-1].place, "training stops by what only this rank knows: the others wait for ever")

@@ -8,6 +8,7 @@ from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Backward, RandomDraw, Seed
 from halfstep.findings.card import Card
 from halfstep.findings.finding import Found, Severity
+from halfstep.rules.listening import call_site
 
 CARD = Card(
     code="HS515",
@@ -81,6 +82,5 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     outer = len(seeds[-1].loops) if seeds else 0
     draws = [e for e in trace.of(RandomDraw) if len(e.loops) > outer and any(t.loop in turns for t in e.loops)]
     if seeds and draws and all(s.constant for s in seeds):
-        last = seeds[-1]
-        caller = last.stack[-2] if len(last.stack) > 2 else last.place
-        yield Found(caller, "all ranks draw the same random numbers: add the rank to the seed")
+        backward = next(b for b in trace.of(Backward) if b.ddp)
+        yield Found(call_site(seeds[-1], backward), "all ranks draw the same random numbers: add the rank to the seed")

@@ -59,5 +59,5 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             continue
         for window in windows(trace, optimizer):
             for backward in window.backwards if window.step is not None and (window.size > 1 or way.wiped) else ():
-                if not backward.divisors and backward.reduction in ("mean", "token_mean") and not backward.by_framework:
+                if not backward.divisors and backward.reduction in ("mean", "token_mean"):
                     yield Found(backward.place, f"the mean losses of {way.size} micro-batches are added up without division")
