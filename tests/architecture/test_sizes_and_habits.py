@@ -24,7 +24,7 @@ FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "core", "misc
 ENVIRONMENT = ("os.environ", "os.getenv", "os.environb", "os.putenv", "environ", "getenv")
 READS_THE_ENVIRONMENT = {
     "distributed/env.py": "the one place",
-    "measure/rate_cache.py": "where the user's cache folder is, by the rules of the platform",
+    "measure/cache_folder.py": "where the user's cache folder is, by the rules of the platform",
     "train/launch.py": "sets the threads of the processes that it starts",
 }
 NAMES_TORCHS_VERSION = {

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from halfstep.measure.cache_folder import cache_dir
 from halfstep.measure.dtypes import Arithmetic
 from halfstep.measure.hardware import device_name
 from halfstep.measure.rates import RATE_UNIT, matmul_rates
@@ -39,22 +39,6 @@ class RateKey:
         """The file of these rates."""
         digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
         return cache_dir() / "matmul-rates" / f"{digest}.json"
-
-
-def cache_dir() -> Path:
-    """halfstep's part of the user's cache folder, by the rules of the platform. Nothing is created.
-
-    Raises:
-        RuntimeError: this user has no home folder.
-    """
-    asked = os.environ.get("XDG_CACHE_HOME", "")
-    if Path(asked).is_absolute():
-        return Path(asked) / "halfstep"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "halfstep"
-    if sys.platform == "win32":
-        return Path.home() / "AppData" / "Local" / "halfstep" / "cache"
-    return Path.home() / ".cache" / "halfstep"
 
 
 def known_or_measured_rates(device: torch.device, *, refresh: bool = False, budget_s: float = 1.0) -> Rates:

@@ -21,7 +21,7 @@ import numpy as np
 from filelock import FileLock
 
 from halfstep.errors import DataError
-from halfstep.measure.rate_cache import cache_dir
+from halfstep.measure.cache_folder import cache_dir
 from halfstep.train.chat import Sample
 from halfstep.train.disk import writing
 from halfstep.train.documents import Documents

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from halfstep.measure import rate_cache
+from halfstep.measure.cache_folder import cache_dir
 from halfstep.measure.dtypes import Arithmetic
-from halfstep.measure.rate_cache import cache_dir, keep_rates, known_or_measured_rates, known_rates
+from halfstep.measure.rate_cache import keep_rates, known_or_measured_rates, known_rates
 from halfstep.measure.stats import summarize
 
 CPU = torch.device("cpu")
