@@ -11,6 +11,7 @@ from halfstep.errors import HalfstepError, RunStopped
 
 COMMANDS = {
     "train": "train a model as the configuration says",
+    "plan": "what training a model takes in memory and time, and the best way, before it is run",
     "check": "find faults in training scripts without running them",
     "convert": "turn a plain FP32 loop into a right mixed-precision, accumulating, distributed loop",
     "explain": "explain a rule of check and watch",

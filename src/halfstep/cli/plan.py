@@ -1,0 +1,241 @@
+"""`halfstep plan MODEL`: what training a model takes, in memory and time, before it is run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from halfstep.config.options import Attention, Precision, option
+from halfstep.errors import ConfigError, DeviceError, ModelError
+
+if TYPE_CHECKING:
+    from halfstep.plan.model_facts import Model
+    from halfstep.plan.search import Machine, Plan, Remedy, Wish
+
+EXAMPLES = """
+examples:
+  halfstep plan llama-7b --gpu A100-80GB --gpus 8 --global-batch 256 --seq 4096
+  halfstep plan path/to/config.json --gpu H100 --precision bf16
+  halfstep plan gpt2 --gpu "RTX 4090" --trace        counts real tensors, without their memory
+  halfstep plan run.toml --gpu L40S                  a configuration of `halfstep train`
+  halfstep plan llama-7b --explain-guide-table       why the guide's table of an A100 cannot be as printed
+"""
+DEFAULT_SEQUENCE = 2048
+SHOWN = 6
+"""Plans that are shown without `--all`."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
+    parser.add_argument("model", metavar="MODEL", help="a known name, a config.json or its folder, or a TOML file of `train`")
+    parser.add_argument("--gpu", default="this", metavar="NAME", help="the device; this: this machine, as it was measured")
+    parser.add_argument("--gpus", type=int, metavar="N", help="how many of them (default: 1)")
+    parser.add_argument(
+        "--gpu-memory", type=float, metavar="GB", help="memory that one can use, where it is not the device's own"
+    )
+    parser.add_argument("--global-batch", type=int, metavar="N", help="sequences (images) of an update, on all devices")
+    parser.add_argument("--micro-batch", type=int, metavar="N", help="sequences at a time on one device")
+    parser.add_argument("--seq", type=int, metavar="N", help=f"tokens of a sequence (default: {DEFAULT_SEQUENCE})")
+    _configure_ways(parser)
+    parser.add_argument("--trace", action="store_true", help="count the tensors of the first plan, made without memory by torch")
+    parser.add_argument("--explain-guide-table", action="store_true", help="what is wrong with the guide's table, and end")
+    parser.add_argument("--all", action="store_true", help="show every plan")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="how to show it (default: text)")
+
+
+def _configure_ways(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--precision", metavar="NAME", help="fp32, fp16, bf16 or bf16-pure; none: what the device has")
+    parser.add_argument("--sharding", metavar="NAME", help="none, ddp, zero2 or zero3; none given: all that can be")
+    parser.add_argument("--checkpointing", metavar="NAME", help="none, selective, full or offload; none given: none and full")
+    parser.add_argument("--optimizer", metavar="NAME", help="adamw, adamw8bit, adafactor, lion, sgd or sgd-momentum")
+    parser.add_argument("--lora", type=int, metavar="RANK", help="train adapters of this rank on query and value")
+    parser.add_argument("--weights", metavar="NAME", help="frozen weights: nf4, nf4-dq or nf4-torchao")
+    parser.add_argument("--attention", metavar="NAME", help="sdpa or eager")
+    parser.add_argument("--loss", metavar="NAME", help="whole, parts or chunked: how logits become a loss")
+    parser.add_argument("--compile", action="store_true", help="the model is compiled")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan, and print the plans to stdout; 1 where none fits."""
+    if args.explain_guide_table:
+        return _explain(args)
+    _check(args)
+    _check_trace(args)
+    from halfstep.plan.model_facts import from_config
+    from halfstep.plan.search import Verdict, remedies, search
+
+    config, settings = _asked(args)
+    machine = _machine(args, settings)
+    model = from_config(config, args.model)
+    wish = _wish(args, settings, model)
+    plans = search(model, machine, wish)
+    fits = plans[0].verdict is Verdict.FITS
+    changes = [] if fits else remedies(model, machine, wish)
+    traced = _trace(config, plans[0]) if args.trace else None
+    print(_shown(args, model, machine, plans, changes, traced))
+    return 0 if fits else 1
+
+
+def _explain(args: argparse.Namespace) -> int:
+    from halfstep.plan.guide_table import told, verdicts
+
+    print(json.dumps([asdict(verdict) for verdict in verdicts()], indent=2) if args.format == "json" else told())
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    counts = ("gpus", "gpu_memory", "global_batch", "micro_batch", "seq", "lora")
+    for name in counts:
+        value = getattr(args, name)
+        if value is not None and value <= 0:
+            raise ConfigError(f"`--{name.replace('_', '-')} {value}` must be above 0.")
+    if args.weights and not args.lora:
+        raise ConfigError("`--weights` is for weights that are not trained: give `--lora RANK` too.")
+
+
+def _check_trace(args: argparse.Namespace) -> None:
+    traceable = ("adamw", "sgd", "sgd-momentum", None)
+    if args.trace and (args.lora or args.optimizer not in traceable or args.checkpointing in ("selective", "offload")):
+        raise ConfigError(
+            "`--trace` counts full training with adamw, sgd or sgd-momentum, and checkpointing none or full. "
+            "Leave out `--trace` for the closed form."
+        )
+
+
+def _asked(args: argparse.Namespace) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """The model's configuration, and what a configuration of `train` says beside it."""
+    from halfstep.plan.reading import config_of
+
+    if not args.model.endswith(".toml"):
+        return config_of(args.model), {}
+    from halfstep.config.load import load
+
+    written = load(Path(args.model))
+    if written.model.path is not None:
+        config = config_of(written.model.path)
+    elif written.model.architecture is not None:
+        config = {"model_type": written.model.architecture, **(written.model.config or {})}
+    else:
+        raise ConfigError(f"{args.model} names no model: give `model.path`, or `model.architecture` with `model.config`.")
+    return config, _settings(written)
+
+
+def _settings(written: Any) -> dict[str, Any]:
+    """The settings of a run that a plan depends on; what is "auto" is left to the search."""
+    again = {True: "full", False: "none"}
+    told = {
+        "gpus": written.processes,
+        "global_batch": written.batch.global_,
+        "micro_batch": written.batch.micro,
+        "seq": written.data.sequence_length,
+        "precision": written.precision and str(getattr(written.precision, "value", written.precision)),
+        "optimizer": written.optimizer.name and str(getattr(written.optimizer.name, "value", written.optimizer.name)),
+        "checkpointing": again.get(written.model.checkpoint_activations),
+        "loss": "whole" if written.model.loss_chunk == 0 else "chunked",
+    }
+    return {name: value for name, value in told.items() if value not in (None, "auto")}
+
+
+def _machine(args: argparse.Namespace, settings: Mapping[str, Any]) -> Machine:
+    from halfstep.measure.cache_folder import cache_dir
+    from halfstep.plan.calibration import kept
+    from halfstep.plan.machines import measured, named
+
+    devices = args.gpus or settings.get("gpus") or 1
+    if args.gpu != "this":
+        return named(args.gpu, devices, args.gpu_memory)
+    calibration = kept(cache_dir())
+    if calibration is None:
+        raise DeviceError(
+            "This machine was not measured yet: name a device, as `--gpu A100-80GB`, or run `halfstep bench` first."
+        )
+    return measured(calibration, devices, args.gpu_memory)
+
+
+def _wish(args: argparse.Namespace, settings: Mapping[str, Any], model: Model) -> Wish:
+    from halfstep.plan.recipe import BaseWeights, Checkpointing, Loss, Optimizer, Sharding
+    from halfstep.plan.search import Wish
+
+    def asked(name: str) -> Any:
+        given = getattr(args, name)
+        return settings.get(name) if given is None else given
+
+    def chosen(kind: Any, name: str) -> Any:
+        value = asked(name)
+        return None if value is None else option(kind, "adamw" if value == "adam" else value, name=f"--{name}")
+
+    return Wish(
+        sequence=1 if model.unit == "images" else asked("seq") or DEFAULT_SEQUENCE,
+        global_batch=asked("global_batch"),
+        micro_batch=asked("micro_batch"),
+        precision=chosen(Precision, "precision"),
+        sharding=chosen(Sharding, "sharding"),
+        checkpointing=chosen(Checkpointing, "checkpointing"),
+        optimizer=chosen(Optimizer, "optimizer") or Optimizer.ADAMW,
+        lora_rank=args.lora,
+        weights=chosen(BaseWeights, "weights") or BaseWeights.PLAIN,
+        attention=chosen(Attention, "attention") or Attention.SDPA,
+        compiled=args.compile,
+        loss=chosen(Loss, "loss") or Loss.WHOLE,
+    )
+
+
+def _shown(
+    args: argparse.Namespace, model: Model, machine: Machine, plans: list[Plan], changes: list[Remedy], traced: Any
+) -> str:
+    from halfstep.plan.text import to_text, traced_text
+
+    if args.format == "json":
+        told = {"model": args.model, "parameters": model.parameters, "device": machine.name, "memory_bytes": machine.memory_bytes}
+        listed = [_record(plan) for plan in plans]
+        changed = [{"change": each.change, "plan": _record(each.plan)} for each in changes]
+        return json.dumps({**told, "plans": listed, "remedies": changed, "traced": traced}, indent=2)
+    text = to_text(model, machine, plans, changes, most=None if args.all else SHOWN)
+    return text if traced is None else f"{text}\n\n{traced_text(traced, model, plans[0].recipe)}"
+
+
+def _record(plan: Plan) -> dict[str, Any]:
+    bill, time = plan.bill, plan.time
+    sums = {
+        "peak_phase": bill.peak_phase,
+        "allocated_bytes": bill.allocated_bytes,
+        "reserved_bytes": bill.reserved_bytes,
+        "device_bytes": bill.device_bytes,
+    }
+    return asdict(plan) | {"memory": sums, "tokens_per_s": [time.rate_low, time.rate, time.rate_high]}
+
+
+def _trace(config: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    """What fake tensors count for the plan on one device, with nothing divided."""
+    recipe = plan.recipe
+    job = {
+        "config": dict(config),
+        "precision": recipe.precision,
+        "micro_batch": recipe.micro_batch,
+        "sequence": recipe.sequence,
+        "accumulation": recipe.accumulation,
+        "checkpointing": recipe.checkpointing,
+        "attention": recipe.attention,
+        "optimizer": recipe.optimizer,
+        "chunked_loss": recipe.loss == "chunked",
+    }
+    command = [sys.executable, "-m", "halfstep.cli.tracing"]
+    done = subprocess.run(command, input=json.dumps(job), capture_output=True, text=True, check=False)
+    told: dict[str, Any] = (
+        json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"error": _last_line(done.stderr)}
+    )
+    if "error" in told:
+        raise ModelError(f"`--trace` could not count it: {told['error']}")
+    return told
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["the process ended without a word"])[-1]

@@ -1,0 +1,237 @@
+"""The memory of an update counted on fake tensors: the real model of transformers, the real optimizer, no memory and no time.
+
+Everything runs on fake CPU tensors, whatever device is planned for: fake CUDA tensors end the process on a torch without CUDA.
+What differs on CUDA is named in `LIMITS`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
+
+from halfstep.errors import ModelError
+from halfstep.measure.storage import StorageCounter
+
+LAYERS = (2, 3)
+"""Depths that are traced: memory is a straight line in depth."""
+LIMITS = (
+    "autocast keeps softmax and layer normalisation in low precision, as on the CPU (on CUDA: FP32); dropout inside attention is "
+    "off, since the CPU's fused kernel has none"
+)
+ATTENTION_DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
+PARTS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedJob:
+    """What is traced.
+
+    Attributes:
+        config: a Hugging Face configuration, with its `model_type`.
+        precision: "fp32", "fp16", "bf16" or "bf16-pure".
+        micro_batch: sequences or images.
+        sequence: tokens of each.
+        accumulation: whether gradients are there before the forward.
+        checkpointing: "none" or "full".
+        attention: "sdpa" or "eager".
+        optimizer: "adamw", "sgd" or "sgd-momentum".
+        chunked_loss: whether logits are made a part at a time.
+    """
+
+    config: Mapping[str, Any]
+    precision: str
+    micro_batch: int
+    sequence: int
+    accumulation: int = 1
+    checkpointing: str = "none"
+    attention: str = "sdpa"
+    optimizer: str = "adamw"
+    chunked_loss: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """What was counted, for the whole depth.
+
+    Attributes:
+        parameters: the number of them.
+        phases: the most bytes of tensors in each phase.
+        layers: depths that were traced; empty where the whole model was.
+        seconds: what tracing took.
+        limits: what differs on the device.
+    """
+
+    parameters: int
+    phases: dict[str, float]
+    layers: tuple[int, ...]
+    seconds: float
+    limits: str = LIMITS
+
+
+def trace(job: TracedJob) -> Traced:
+    """Count an update in the steady state, and extend it to the depth that the configuration says.
+
+    Raises:
+        ModelError: transformers cannot build the model.
+    """
+    started = time.perf_counter()
+    config = _config(job)
+    depth = getattr(config, "num_hidden_layers", None)
+    if depth is None or depth <= LAYERS[-1]:
+        parameters, phases = _count(job, config)
+        return Traced(parameters=parameters, phases=phases, layers=(), seconds=time.perf_counter() - started)
+    (fewer, low), (more, high) = (_count(job, _with_depth(job, layers)) for layers in LAYERS)
+    steps = depth - LAYERS[0]
+    return Traced(
+        parameters=fewer + steps * (more - fewer),
+        phases={name: low[name] + steps * (high[name] - low[name]) for name in low},
+        layers=LAYERS,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _config(job: TracedJob) -> Any:
+    from transformers import AutoConfig
+
+    keys = {key: value for key, value in job.config.items() if key != "model_type"}
+    try:
+        return AutoConfig.for_model(job.config["model_type"], **keys)
+    except Exception as error:  # its checks raise classes of their own
+        raise ModelError(f"transformers cannot read this configuration: {str(error).strip().partition(chr(10))[0]}") from error
+
+
+def _with_depth(job: TracedJob, layers: int) -> Any:
+    """Keys that list something a layer are left out, for the class to make anew."""
+    whole = _config(job)
+    name = whole.attribute_map.get("num_hidden_layers", "num_hidden_layers")
+    keys = {key: value for key, value in job.config.items() if key not in ("layer_types", "num_hidden_layers")}
+    return _config(replace(job, config={**keys, name: layers}))
+
+
+def _count(job: TracedJob, config: Any) -> tuple[int, dict[str, float]]:
+    """The second of two updates: the first makes the optimizer's states."""
+    counter = StorageCounter()
+    with FakeTensorMode(allow_non_fake_inputs=True), counter:
+        model = _model(job, config)
+        counter.count([*model.parameters(), *model.buffers()])
+        optimizer = _optimizer(job, model)
+        inputs, labels = _batch(job, config)
+        for _ in range(2):
+            phases = _update(job, model, optimizer, inputs, labels, counter)
+        return sum(parameter.numel() for parameter in model.parameters()), phases
+
+
+def _update(
+    job: TracedJob,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    inputs: dict[str, torch.Tensor],
+    labels: torch.Tensor,
+    counter: StorageCounter,
+) -> dict[str, float]:
+    """One micro-batch and a step, with the gradients of earlier micro-batches there if some come before."""
+    optimizer.zero_grad(set_to_none=True)
+    if job.accumulation > 1:
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+    marks = [len(counter.history)]
+    loss = _loss(job, model, inputs, labels)
+    marks.append(len(counter.history))
+    loss.backward()  # type: ignore[no-untyped-call]
+    marks.append(len(counter.history))
+    del loss
+    optimizer.step()
+    forward, backward, step = (counter.history[start:end] for start, end in zip(marks, [*marks[1:], None], strict=True))
+    half = len(backward) // 2
+    return {
+        "forward and loss": float(max(forward)),
+        "backward, first half": float(max(backward[:half])),
+        "backward, second half": float(max(backward[half:])),
+        "optimizer step": float(max(step)),
+    }
+
+
+def _loss(job: TracedJob, model: nn.Module, inputs: dict[str, torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
+    low = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(job.precision, torch.bfloat16)
+    with torch.autocast("cpu", low, enabled=job.precision in ("fp16", "bf16")):
+        if job.chunked_loss and job.sequence > 1:
+            return _chunked_loss(model, inputs, labels)
+        logits = model(**inputs).logits
+        return nn.functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
+
+
+def _chunked_loss(model: Any, inputs: dict[str, torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
+    """The head and the loss a part at a time, computed again in the backward."""
+    hidden = model.base_model(**inputs).last_hidden_state.flatten(0, -2)
+    head = model.get_output_embeddings()
+
+    def part(states: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(head(states).float(), wanted, reduction="sum")
+
+    pairs = zip(hidden.chunk(PARTS), labels.flatten().chunk(PARTS), strict=True)
+    return torch.stack([checkpoint(part, states, wanted, use_reentrant=False) for states, wanted in pairs]).sum()
+
+
+def _model(job: TracedJob, config: Any) -> nn.Module:
+    import transformers
+
+    mappings = transformers.models.auto.modeling_auto
+    kind = next(
+        (
+            auto
+            for names, auto in (
+                (mappings.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, transformers.AutoModelForCausalLM),
+                (mappings.MODEL_FOR_MASKED_LM_MAPPING_NAMES, transformers.AutoModelForMaskedLM),
+                (mappings.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES, transformers.AutoModelForImageClassification),
+            )
+            if config.model_type in names and not (auto is transformers.AutoModelForCausalLM and _is_encoder(config))
+        ),
+        None,
+    )
+    if kind is None:
+        raise ModelError(f"A {config.model_type} model is neither a language model nor an image classifier: it cannot be traced.")
+    config.use_cache = False
+    for name in ATTENTION_DROPOUTS:
+        if getattr(config, name, None) is not None:
+            setattr(config, name, 0.0)
+    dtype = torch.bfloat16 if job.precision == "bf16-pure" else torch.float32
+    attention = {} if config.model_type == "resnet" else {"attn_implementation": job.attention}
+    try:
+        model: nn.Module = kind.from_config(config, dtype=dtype, **attention)
+    except ValueError as error:
+        raise ModelError(f"transformers cannot build it: {str(error).strip().partition(chr(10))[0]}") from error
+    model.train()
+    if job.checkpointing == "full":
+        newer = getattr(model, "activation_checkpointing_enable", None)  # its newer name
+        enable: Any = newer or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
+    return model
+
+
+def _is_encoder(config: Any) -> bool:
+    """BERT and its kin have a causal class too, which nobody means."""
+    return config.model_type in ("bert", "roberta", "distilbert", "electra", "camembert") and not config.is_decoder
+
+
+def _optimizer(job: TracedJob, model: nn.Module) -> torch.optim.Optimizer:
+    if job.optimizer == "adamw":
+        return torch.optim.AdamW(model.parameters(), fused=True)
+    momentum = 0.9 if job.optimizer == "sgd-momentum" else 0.0
+    return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=momentum, fused=True)
+
+
+def _batch(job: TracedJob, config: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    if hasattr(config, "num_channels"):
+        side = getattr(config, "image_size", 224)
+        dtype = torch.bfloat16 if job.precision == "bf16-pure" else torch.float32
+        images = torch.zeros(job.micro_batch, config.num_channels, side, side, dtype=dtype)
+        return {"pixel_values": images}, torch.zeros(job.micro_batch, dtype=torch.long)
+    tokens = torch.zeros(job.micro_batch, job.sequence, dtype=torch.long)
+    return {"input_ids": tokens}, tokens
