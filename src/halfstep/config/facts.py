@@ -35,17 +35,17 @@ class ModelFacts:
 
     Attributes:
         parameters: the number of them; exact where the model could be counted without memory.
-        hidden: the width of the residual stream.
-        layers: the number of blocks.
-        vocabulary: the number of tokens that it knows.
+        hidden: the width of the residual stream; `None` where there is none.
+        layers: the number of blocks; `None` where it is not known.
+        vocabulary: the number of tokens that it knows; `None` where it knows none.
         context: the most tokens it can look at; `None` where it has no limit.
         has_sdpa: whether its attention can be `scaled_dot_product_attention`.
     """
 
     parameters: int
-    hidden: int
-    layers: int
-    vocabulary: int
+    hidden: int | None
+    layers: int | None
+    vocabulary: int | None
     context: int | None
     has_sdpa: bool
 
@@ -68,24 +68,30 @@ class DataFacts:
     """How much text there is.
 
     Attributes:
-        text_bytes: bytes of all text, held out or not.
+        text_bytes: bytes of all text, held out or not; `None` where samples are held out by their number.
         train_tokens: tokens to train on.
         train_files: files they come from.
         evaluation_tokens: tokens held out.
-        evaluation_bytes: bytes of text held out.
+        evaluation_bytes: bytes of text held out; `None` where there are none.
         held_out: how the held-out text was chosen, as a sentence.
         longest: tokens of the longest document; `None` where the text is one stream.
+        samples: samples to train on, where their number does not depend on a length; `None` for text.
+        classes: the classes that a sample can have, and why; `None` where it has none.
+        image_size: the pixels along a side of a picture, and why; `None` where there are no pictures.
         cut: what sequences of a length, packed or not, with that for documents which are longer, come to; `None` for a stream.
     """
 
-    text_bytes: int
+    text_bytes: int | None
     train_tokens: int
     train_files: int
     evaluation_tokens: int
-    evaluation_bytes: int
+    evaluation_bytes: int | None
     held_out: str
     longest: int | None = None
-    cut: Callable[[int, bool, TooLong], Cut] | None = None
+    samples: int | None = None
+    classes: Choice[tuple[str, ...]] | None = None
+    image_size: Choice[int] | None = None
+    cut: Callable[[int, bool | None, TooLong], Cut] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,8 @@ from halfstep.errors import ConfigError
 REFERENCE_WIDTH = 256
 """The hidden size at which the learning rates below were tried."""
 FINE_TUNING_RATE = 2e-5
+ADAPTER_RATE = 2e-4
+UNKNOWN_WIDTH_RATE = 1e-3
 MOST_WARMUP_UPDATES = 100
 
 
@@ -38,7 +40,9 @@ USUAL = {
 }
 
 
-def decide_optimizer(asked: OptimizerSection, facts: Facts, decisions: Decisions, *, pretrained: bool) -> OptimizerRun:
+def decide_optimizer(
+    asked: OptimizerSection, facts: Facts, decisions: Decisions, *, pretrained: bool, adapters: bool
+) -> OptimizerRun:
     """The optimizer with all its settings."""
     name = decisions.default("optimizer.name", asked.name, OptimizerName.ADAMW, "the usual one for language models")
     usual = USUAL[name]
@@ -47,7 +51,7 @@ def decide_optimizer(asked: OptimizerSection, facts: Facts, decisions: Decisions
     rate = decisions.take(
         "optimizer.learning_rate",
         asked.learning_rate,
-        lambda: _learning_rate(name, usual, facts.model.hidden, pretrained=pretrained),
+        lambda: _learning_rate(name, usual, facts.model.hidden, pretrained=pretrained, adapters=adapters),
     )
     betas = None if usual.betas is None else decisions.default("optimizer.betas", asked.betas, list(usual.betas), reason)
     return OptimizerRun(
@@ -72,11 +76,15 @@ def _refuse_foreign_settings(asked: OptimizerSection, name: OptimizerName, usual
             raise ConfigError(f'`optimizer.{setting}` has no effect on "{name}": it belongs to {owners}. Leave it out.')
 
 
-def _learning_rate(name: OptimizerName, usual: _Usual, hidden: int, *, pretrained: bool) -> Choice[float]:
+def _learning_rate(name: OptimizerName, usual: _Usual, hidden: int | None, *, pretrained: bool, adapters: bool) -> Choice[float]:
     if usual.betas is None:
         return Choice(value=usual.learning_rate, reason=f"usual for {name}")
+    if adapters:
+        return Choice(value=ADAPTER_RATE, reason="usual for adapters, which start at zero")
     if pretrained:
         return Choice(value=FINE_TUNING_RATE, reason="usual for a model that is trained already")
+    if hidden is None:
+        return Choice(value=UNKNOWN_WIDTH_RATE, reason=f"usual for {name} where the width is not known")
     rate = float(f"{usual.learning_rate * (REFERENCE_WIDTH / max(1, hidden)) ** 0.5:.2g}")
     reason = f"{usual.learning_rate:g} at {REFERENCE_WIDTH} hidden units, falling with the root of the width ({hidden})"
     return Choice(value=rate, reason=reason)

@@ -70,6 +70,42 @@ class Metric(str, Enum):
         return self.value
 
 
+class Task(str, Enum):
+    """What a model learns to do."""
+
+    CAUSAL_LM = "causal-lm"
+    """To predict the next token."""
+    MASKED_LM = "masked-lm"
+    """To predict tokens that were hidden."""
+    SEQUENCE_CLASSIFICATION = "sequence-classification"
+    """To tell the class of a text."""
+    IMAGE_CLASSIFICATION = "image-classification"
+    """To tell the class of a picture."""
+    OWN = "own"
+    """What the user's own loss says, on the user's own data."""
+
+    @property
+    def metric(self) -> Metric:
+        """What says which model is the best."""
+        if self in (Task.CAUSAL_LM, Task.MASKED_LM):
+            return Metric.PERPLEXITY
+        return Metric.LOSS if self is Task.OWN else Metric.ACCURACY
+
+    @property
+    def unit(self) -> str:
+        """What its loss counts: what a weight of 1 is."""
+        units = {Task.SEQUENCE_CLASSIFICATION: "texts", Task.IMAGE_CLASSIFICATION: "images", Task.OWN: "counted"}
+        return units.get(self, "tokens")
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether each sample has a class."""
+        return self in (Task.SEQUENCE_CLASSIFICATION, Task.IMAGE_CLASSIFICATION)
+
+    def __str__(self) -> str:
+        return self.value
+
+
 class Corpus(str, Enum):
     """A text that is found on every machine."""
 
@@ -142,6 +178,8 @@ class DataFormat(str, Enum):
     """A document a file, in the column `text`."""
     DATASET = "dataset"
     """A folder that `datasets` has saved to disk."""
+    IMAGES = "images"
+    """A folder of folders, one a class, of picture files."""
 
     def __str__(self) -> str:
         return self.value
@@ -156,6 +194,8 @@ class DataKind(str, Enum):
     """A list of turns, of which the assistant's are to be predicted."""
     COMPLETION = "completion"
     """A prompt and its completion, of which the completion is to be predicted."""
+    LABEL = "label"
+    """A text or a picture, and its class."""
 
     def __str__(self) -> str:
         return self.value

@@ -15,9 +15,10 @@ from halfstep.config.facts import Cut, Facts
 from halfstep.config.horizon import num_windows, planned_updates
 from halfstep.config.inputs import BYTES, Inputs
 from halfstep.config.optimization import decide_optimizer, decide_scheduler
-from halfstep.config.options import Attention, DataKind, Precision, Tail, TooLong
+from halfstep.config.options import Attention, DataKind, Precision, Tail, Task, TooLong
 from halfstep.config.run import BatchRun, DataRun, EvaluationRun, LimitsRun, ModelRun, OutputRun, Resolved, Run
 from halfstep.config.schema import EvaluationSection, LimitsSection, Written
+from halfstep.config.tasks import chosen_classes, resolve_lora
 from halfstep.errors import ConfigError
 
 DEFAULT_UPDATES = 450
@@ -29,7 +30,7 @@ HELD_OUT_BYTES = 65_536
 EVALUATIONS = 5
 
 
-def held_out_share(asked: EvaluationSection, text_bytes: int) -> Choice[float]:
+def held_out_share(asked: EvaluationSection, text_bytes: int | None) -> Choice[float]:
     """How much of the text is held out, where no files are named for it."""
     decisions = Decisions()
     decisions.take("share", asked.share, lambda: _share(text_bytes))
@@ -57,9 +58,12 @@ def resolve(written: Written, inputs: Inputs, facts: Facts) -> Resolved:
         device=decisions.take("device", written.device, lambda: _device(facts)),
         processes=processes,
         model=_model(written, inputs, facts, sequence_length, decisions),
+        lora=resolve_lora(written.lora, decisions),
         data=data,
         batch=batch,
-        optimizer=decide_optimizer(written.optimizer, facts, decisions, pretrained=inputs.path is not None),
+        optimizer=decide_optimizer(
+            written.optimizer, facts, decisions, pretrained=inputs.path is not None, adapters=written.lora is not None
+        ),
         scheduler=decide_scheduler(written.scheduler, planned, decisions),
         evaluation=_evaluation(written.evaluation, inputs, facts, planned, decisions),
         limits=limits,
@@ -68,17 +72,25 @@ def resolve(written: Written, inputs: Inputs, facts: Facts) -> Resolved:
     return Resolved(run=run, choices=decisions.choices, planned_updates=planned)
 
 
-def _data(written: Written, inputs: Inputs, facts: Facts, sequence_length: int, decisions: Decisions) -> DataRun:
+def _data(written: Written, inputs: Inputs, facts: Facts, sequence_length: int | None, decisions: Decisions) -> DataRun:
     asked = written.data
     packing, too_long = None, None
-    if inputs.kind is not None:
+    if inputs.kind is not None and inputs.task is Task.CAUSAL_LM:
         packing = decisions.take("data.packing", asked.packing, lambda: facts.packing or Choice(value=True, reason="not tried"))
+    if inputs.task is Task.MASKED_LM or (inputs.kind is not None and sequence_length is not None):
         too_long = decisions.take("data.too_long", asked.too_long, lambda: _too_long(inputs.kind))
+    _refuse_without_effect(written, inputs, too_long)
+    if facts.data.image_size is not None:
+        decisions.choices["data.image_size"] = facts.data.image_size
     return DataRun(
         corpus=inputs.corpus,
         files=inputs.files,
+        factory=inputs.data_factory,
+        config=inputs.data_config,
         format=inputs.format,
         kind=inputs.kind,
+        classes=chosen_classes(written, facts.data.classes, decisions),
+        image_size=None if facts.data.image_size is None else facts.data.image_size.value,
         columns=inputs.columns,
         packing=packing,
         too_long=too_long,
@@ -88,28 +100,49 @@ def _data(written: Written, inputs: Inputs, facts: Facts, sequence_length: int, 
     )
 
 
+def _refuse_without_effect(written: Written, inputs: Inputs, too_long: TooLong | None) -> None:
+    """Say it where a setting asks for what the task does not do."""
+    if inputs.task is not Task.CAUSAL_LM and not is_auto(written.data.packing):
+        raise ConfigError(f'`data.packing` has no effect on the task "{inputs.task}". Leave it out.')
+    if inputs.task is not Task.IMAGE_CLASSIFICATION and not is_auto(written.data.image_size):
+        raise ConfigError(f'`data.image_size` has no effect on the task "{inputs.task}". Leave it out.')
+    if inputs.kind is DataKind.LABEL and too_long is TooLong.SPLIT:
+        raise ConfigError('`data.too_long = "split"` cannot be: a label is that of a whole text. Use "cut" or "drop".')
+
+
 def _too_long(kind: DataKind | None) -> Choice[TooLong]:
-    if kind is DataKind.TEXT:
+    if kind is DataKind.LABEL:
+        return Choice(value=TooLong.CUT, reason="the start of a text says most")
+    if kind is DataKind.TEXT or kind is None:
         return Choice(value=TooLong.SPLIT, reason="no token of a text is lost")
     return Choice(value=TooLong.CUT, reason="the later part of an answer means nothing without its prompt")
 
 
 def _cut(facts: Facts, data: DataRun) -> Cut:
-    if facts.data.cut is not None and data.packing is not None and data.too_long is not None:
+    if facts.data.samples is not None:
+        return Cut(sequences=facts.data.samples, predicted=facts.data.samples)
+    assert data.sequence_length is not None
+    if facts.data.cut is not None and data.too_long is not None:
         return facts.data.cut(data.sequence_length, data.packing, data.too_long)
     windows = num_windows(facts.data.train_tokens, data.sequence_length)
     return Cut(sequences=windows, predicted=windows * (data.sequence_length - 1))
 
 
-def _model(written: Written, inputs: Inputs, facts: Facts, sequence_length: int, decisions: Decisions) -> ModelRun:
+def _model(written: Written, inputs: Inputs, facts: Facts, sequence_length: int | None, decisions: Decisions) -> ModelRun:
     asked = written.model
-    attention = decisions.take("model.attention", asked.attention, lambda: _attention(facts, sequence_length))
+    attention: Attention | None = None
+    if inputs.factory is None:
+        attention = decisions.take("model.attention", asked.attention, lambda: _attention(facts, sequence_length))
     if attention is Attention.SDPA and not facts.model.has_sdpa:
         raise ConfigError('`model.attention = "sdpa"` is not offered by this architecture. Use "eager".')
     return ModelRun(
         path=inputs.path,
         architecture=inputs.architecture,
+        factory=inputs.factory,
         config=inputs.config,
+        task=inputs.task,
+        loss=inputs.loss,
+        frozen=None if asked.frozen is None else tuple(asked.frozen),
         attention=attention,
         checkpoint_activations=decisions.default(
             "model.checkpoint_activations", asked.checkpoint_activations, False, "recomputing costs a third more time"
@@ -124,21 +157,27 @@ def _model(written: Written, inputs: Inputs, facts: Facts, sequence_length: int,
     )
 
 
-def _attention(facts: Facts, sequence_length: int) -> Choice[Attention]:
+def _attention(facts: Facts, sequence_length: int | None) -> Choice[Attention]:
     if not facts.model.has_sdpa:
         return Choice(value=Attention.EAGER, reason="the architecture offers no other")
-    if facts.machine.device == "cpu" and sequence_length <= LONGEST_EAGER_SEQUENCE:
+    if facts.machine.device == "cpu" and (sequence_length or 0) <= LONGEST_EAGER_SEQUENCE:
         reason = f"on a CPU plain matmuls are faster than the fused kernel up to {LONGEST_EAGER_SEQUENCE} tokens"
         return Choice(value=Attention.EAGER, reason=reason)
     return Choice(value=Attention.SDPA, reason="fused, without the scores in memory")
 
 
-def _share(text_bytes: int) -> Choice[float]:
+def _share(text_bytes: int | None) -> Choice[float]:
+    if text_bytes is None:
+        return Choice(value=0.1, reason="a tenth of the samples")
     share = round(min(0.1, max(0.01, HELD_OUT_BYTES / max(1, text_bytes))), 4)
     return Choice(value=share, reason=f"about 64 KiB of the text, within 1% and 10% of its {text_bytes / 1e6:.2f} MB")
 
 
-def _sequence_length(written: Written, inputs: Inputs, facts: Facts, decisions: Decisions) -> int:
+def _sequence_length(written: Written, inputs: Inputs, facts: Facts, decisions: Decisions) -> int | None:
+    if inputs.tokenizer is None:
+        if not is_auto(written.data.sequence_length):
+            raise ConfigError("`data.sequence_length` has no effect on data that are no tokens. Leave it out.")
+        return None
     context = facts.model.context
     length = decisions.take("data.sequence_length", written.data.sequence_length, lambda: _length(inputs, facts))
     if context is not None and length > context:
@@ -183,7 +222,7 @@ def _processes(written: Written, facts: Facts, decisions: Decisions) -> int:
 
 
 def _batch(
-    written: Written, facts: Facts, decisions: Decisions, *, processes: int, sequence_length: int, windows: int
+    written: Written, facts: Facts, decisions: Decisions, *, processes: int, sequence_length: int | None, windows: int
 ) -> BatchRun:
     asked = written.batch
     asked_micro = None if is_auto(asked.micro) else asked.micro
@@ -254,15 +293,15 @@ def _evaluation(
 
 
 def _every(facts: Facts, planned: int | None) -> Choice[int]:
-    if facts.data.evaluation_tokens < 2:
-        return Choice(value=0, reason="the text is too short to hold some of it out")
+    if facts.data.evaluation_tokens < (2 if facts.data.samples is None else 1):
+        return Choice(value=0, reason="there is too little to hold some of it out")
     if planned is None:
         return Choice(value=200, reason="200 where the number of updates is unknown")
     return Choice(value=max(1, -(-planned // EVALUATIONS)), reason=f"{EVALUATIONS} times in {planned:,} updates")
 
 
 def _run(written: Written, inputs: Inputs, facts: Facts, decisions: Decisions) -> OutputRun:
-    name = inputs.architecture or str(inputs.path).rstrip("/").rpartition("/")[2]
+    name = inputs.architecture or (inputs.factory or str(inputs.path).rstrip("/").rpartition("/")[2]).replace(":", ".")
     folder = f"runs/{facts.started:%Y-%m-%d-%H%M%S}-{name}"
     return OutputRun(
         folder=decisions.default("run.folder", written.run.folder, folder, "the time of the start"),

@@ -5,6 +5,7 @@ The shape is that of the schema, so that a run written as TOML is a configuratio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
@@ -21,6 +22,7 @@ from halfstep.config.options import (
     Precision,
     SchedulerName,
     Tail,
+    Task,
     TooLong,
 )
 from halfstep.config.toml import toml_document
@@ -28,12 +30,19 @@ from halfstep.config.toml import toml_document
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRun:
-    """The model: the folder it is loaded from, or the architecture and configuration it is built from."""
+    """The model: the folder it is loaded from, or the architecture or factory and the configuration it is built from.
+
+    `attention` is `None` for a model of the user's own, which has its own.
+    """
 
     path: str | None
     architecture: str | None
+    factory: str | None
     config: Mapping[str, Any] | None
-    attention: Attention
+    task: Task
+    loss: str | None
+    frozen: tuple[str, ...] | None
+    attention: Attention | None
     checkpoint_activations: bool
     compile: bool
     loss_chunk: int
@@ -41,22 +50,37 @@ class ModelRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataRun:
-    """The text: an embedded corpus or files; what their rows are; how it becomes tokens; tokens in a sequence; processes
-    beside this one that make batches.
+class LoraRun:
+    """Adapters of low rank beside the modules that the patterns name."""
 
-    Text files are one stream of tokens, to which kind, columns, packing and length limit do not belong: `None`.
+    rank: int
+    alpha: float
+    dropout: float
+    targets: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataRun:
+    """The data: an embedded corpus, files or the user's own; what their rows are; how they become tokens; their length;
+    processes beside this one that make batches.
+
+    Text files are one stream of tokens, to which kind, columns, packing and length limit do not belong; pictures are no
+    tokens, and of the user's own data nothing is known: `None`.
     """
 
     corpus: Corpus | None
     files: tuple[str, ...] | None
-    format: DataFormat
+    factory: str | None
+    config: Mapping[str, Any] | None
+    format: DataFormat | None
     kind: DataKind | None
+    classes: tuple[str, ...] | None
+    image_size: int | None
     columns: tuple[str, ...] | None
     packing: bool | None
     too_long: TooLong | None
-    tokenizer: str
-    sequence_length: int
+    tokenizer: str | None
+    sequence_length: int | None
     workers: int
 
 
@@ -134,6 +158,7 @@ class Run:
     device: str
     processes: int
     model: ModelRun
+    lora: LoraRun | None
     data: DataRun
     batch: BatchRun
     optimizer: OptimizerRun
@@ -146,6 +171,14 @@ class Run:
     def accumulate(self) -> int:
         """Micro-batches that one rank puts into an update."""
         return self.batch.global_ // (self.batch.micro * self.processes)
+
+    @property
+    def most_weight(self) -> float:
+        """What a full update counts at most: tokens that are predicted, or samples."""
+        if self.model.loss is not None:
+            return math.inf
+        per_sample = 1 if self.model.task.has_classes or self.data.sequence_length is None else self.data.sequence_length - 1
+        return self.batch.global_ * per_sample
 
     def to_dict(self) -> dict[str, Any]:
         """The run as plain tables, lists, strings and numbers; what is not set is `None`."""

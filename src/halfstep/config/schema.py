@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -22,6 +22,7 @@ from halfstep.config.options import (
     Precision,
     SchedulerName,
     Tail,
+    Task,
     TooLong,
 )
 from halfstep.config.toml import toml_value
@@ -35,6 +36,8 @@ AtLeastZero = Annotated[float, Field(ge=0)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Betas = Annotated[list[Beta], Field(min_length=2, max_length=2)]
 Paths = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+Names = Paths
+Reference = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
 Word = Field(strict=False)
 """A closed list is written as a string."""
 Loggers = Annotated[
@@ -61,6 +64,8 @@ OTHER_WORDS = {
     "output_dir": "run.folder",
 }
 """What other tools call a key, for the hint when it is unknown."""
+CALLABLE = 'a module and a name in it, as "package.module:factory"'
+NAMES = 'a name or pattern of names, as "model.layers.*", or a list of them'
 FILES = "a path or pattern of files, or a list of them"
 
 
@@ -72,6 +77,11 @@ def _section(kind: type[Section]) -> Any:
     return Field(default_factory=kind)
 
 
+def _of_factory(value: Any) -> Any:
+    """`model = "package.module:factory"` is short for a section with that factory."""
+    return {"factory": value} if isinstance(value, str) else value
+
+
 class Section(BaseModel):
     """A table of the configuration."""
 
@@ -79,11 +89,17 @@ class Section(BaseModel):
 
 
 class ModelSection(Section):
-    """Which model: a local Hugging Face folder, or an architecture with its configuration."""
+    """Which model: a local Hugging Face folder, an architecture with its configuration, or one of the user's own."""
 
     path: str | None = _key("the path of a local Hugging Face model folder")
-    architecture: str | None = _key('the name of a causal language model in transformers, as "llama" or "gpt2"')
-    config: dict[str, Any] | None = _key("a table of the architecture's own configuration keys")
+    architecture: str | None = _key('the name of a model in transformers, as "llama", "gpt2", "bert" or "vit"')
+    factory: Reference | None = _key(CALLABLE)
+    config: dict[str, Any] | None = _key("a table of the architecture's own configuration keys, or of the factory's arguments")
+    task: Annotated[Task, Word] | Auto | None = _key(
+        '"causal-lm", "masked-lm", "sequence-classification", "image-classification", "own" or "auto"'
+    )
+    loss: Reference | None = _key(CALLABLE)
+    frozen: Names | None = _key(NAMES)
     attention: Annotated[Attention, Word] | Auto | None = _key('"auto", "sdpa" or "eager"')
     checkpoint_activations: bool | Auto | None = _key(YES_OR_NO)
     compile: bool | Auto | None = _key(YES_OR_NO)
@@ -91,13 +107,26 @@ class ModelSection(Section):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] | Auto | None = _key('a share of at least 0 and below 1, or "auto"')
 
 
+class LoraSection(Section):
+    """Adapters of low rank, which are trained in place of the weights that they stand beside."""
+
+    rank: Count | Auto | None = _key('a whole number above 0, or "auto"')
+    alpha: Positive | Auto | None = _key(NUMBER)
+    dropout: Annotated[float, Field(ge=0, lt=1)] | Auto | None = _key('a share of at least 0 and below 1, or "auto"')
+    targets: Names | Auto | None = _key(NAMES)
+
+
 class DataSection(Section):
-    """Which text or rows, how they become tokens, how long the sequences are and what fills them."""
+    """Which text, rows or pictures, how they become tokens, how long the sequences are and what fills them."""
 
     corpus: Annotated[Corpus, Word] | Auto | None = _key('"python-stdlib"')
     files: Paths | None = _key(FILES)
-    format: Annotated[DataFormat, Word] | Auto | None = _key('"text", "jsonl", "csv", "parquet", "dataset" or "auto"')
-    kind: Annotated[DataKind, Word] | Auto | None = _key('"text", "chat", "completion" or "auto"')
+    format: Annotated[DataFormat, Word] | Auto | None = _key('"text", "jsonl", "csv", "parquet", "dataset", "images" or "auto"')
+    kind: Annotated[DataKind, Word] | Auto | None = _key('"text", "chat", "completion", "label" or "auto"')
+    factory: Reference | None = _key(CALLABLE)
+    config: dict[str, Any] | None = _key("a table of the factory's arguments")
+    classes: list[str] | Auto | None = _key('a list of the names of all classes, as ["cat", "dog"], or "auto"')
+    image_size: Count | Auto | None = _key('a whole number of pixels above 0, or "auto"')
     columns: Paths | Auto | None = _key('the name of a column, or a list of names, as ["prompt", "completion"]')
     packing: bool | Auto | None = _key(YES_OR_NO)
     too_long: Annotated[TooLong, Word] | Auto | None = _key('"cut", "drop", "split" or "auto"')
@@ -172,7 +201,8 @@ class Written(Section):
     precision: Annotated[Precision, Word] | Auto | None = _key('"auto", "fp32", "fp16", "bf16" or "bf16-pure"')
     device: str | None = _key('"auto" or the name of a device, as "cpu", "cuda" or "cuda:1"')
     processes: Count | Auto | None = _key(WHOLE.format("processes"))
-    model: ModelSection = _section(ModelSection)
+    model: Annotated[ModelSection, BeforeValidator(_of_factory)] = _section(ModelSection)
+    lora: LoraSection | None = _key("a table with the keys rank, alpha, dropout and targets")
     data: DataSection = _section(DataSection)
     batch: BatchSection = _section(BatchSection)
     optimizer: OptimizerSection = _section(OptimizerSection)
@@ -216,8 +246,8 @@ def _fields(kind: type[Section]) -> dict[str, Any]:
 
 
 def _inner_section(field: Any) -> type[Section] | None:
-    kind = field.annotation
-    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+    kinds = [kind for kind in (get_args(field.annotation) or (field.annotation,)) if isinstance(kind, type)]
+    return next((kind for kind in kinds if issubclass(kind, Section)), None)
 
 
 def _unknown(path: list[str]) -> str:

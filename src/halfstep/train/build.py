@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,26 +15,33 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
 from halfstep.config.choice import ASKED_FOR, Choice
-from halfstep.config.options import Metric, OptimizerName, Precision, SchedulerName, Tail
+from halfstep.config.options import Metric, OptimizerName, Precision, SchedulerName, Tail, Task
 from halfstep.config.run import OptimizerRun, Resolved, Run, SchedulerRun
 from halfstep.distributed import Group
 from halfstep.engine import Engine
-from halfstep.errors import ConfigError, ModelError
+from halfstep.engine.batch import to_device
+from halfstep.engine.loss import sum_and_weight
+from halfstep.errors import ConfigError, HalfstepError, ModelError
 from halfstep.precision.select import select_precision
+from halfstep.precision.untouched import untouched
+from halfstep.train.adapters import freeze, trained, with_adapters
 from halfstep.train.averaging import averaged
 from halfstep.train.compiling import compile_blocks
 from halfstep.train.courses import warmup_stable_decay
 from halfstep.train.evaluate import HeldOut
-from halfstep.train.head import causal_loss, choose_chunk
+from halfstep.train.framed import Framed
+from halfstep.train.head import choose_chunk
 from halfstep.train.loading import batch_loader, choose_workers, transfer
 from halfstep.train.models import load_model, new_model
-from halfstep.train.opening import Opened
+from halfstep.train.opening import Opened, family_of
 from halfstep.train.order import RankBatches
+from halfstep.train.own import OwnSamples, own_model, told
 from halfstep.train.packing import Packed, mixes_documents
 from halfstep.train.padded import Padded, padding_of
 from halfstep.train.reading import predicted_bytes
 from halfstep.train.samples import Samples, Shape, Source
-from halfstep.train.windows import Batch, Windows
+from halfstep.train.tasks import look_of, loss_of, metric_of
+from halfstep.train.windows import Batch
 
 ParameterGroup = dict[str, Any]
 
@@ -46,11 +53,26 @@ def build_model(opened: Opened, run: Run, device: torch.device) -> tuple[nn.Modu
     """
     torch.manual_seed(run.run.seed)
     choices: dict[str, Choice[Any]] = {}
-    if opened.inputs.path is None:
-        model = new_model(opened.model_config, run.model.attention.value)
-    else:
-        model, choices["model.weights"] = load_model(opened.inputs.path, opened.model_config, run.model.attention.value)
+    model, fresh = _whole_model(opened, run, choices)
+    if run.lora is not None:
+        model = with_adapters(model, run.lora, fresh)
+        choices["lora.trained"] = trained(model)
+    elif run.model.frozen is not None:
+        choices["model.trained"] = freeze(model, run.model.frozen)
     return model.to(device).train(), choices
+
+
+def _whole_model(opened: Opened, run: Run, choices: dict[str, Choice[Any]]) -> tuple[nn.Module, Sequence[str]]:
+    """The model, and the names of what starts at random though the rest does not."""
+    inputs = opened.inputs
+    if inputs.factory is not None:
+        return own_model(inputs.factory, inputs.config or {}), ()
+    assert run.model.attention is not None
+    if inputs.path is None:
+        return new_model(opened.model_config, run.model.attention.value, family_of(inputs)), ()
+    loaded = load_model(inputs.path, opened.model_config, family_of(inputs), run.model.attention.value)
+    choices["model.weights"] = loaded.choice(inputs.path)
+    return loaded.model, loaded.fresh
 
 
 def shape_of(run: Run) -> Shape:
@@ -63,14 +85,32 @@ def measure_precision(model: nn.Module, train: Source, run: Run, group: Group, d
 
     Every rank must call it.
     """
-    loss = causal_loss(run.model.loss_chunk, run.model.label_smoothing)
+    loss = loss_of(run)
     return select_precision(model, loss, _first_batch(train, run, device), device, group_broadcast=group.from_first)
 
 
-def _first_batch(train: Source, run: Run, device: torch.device) -> Batch:
+def _first_batch(train: Source, run: Run, device: torch.device) -> Any:
     samples = train.samples(shape_of(run))
-    micro_batch = samples.__getitems__(range(min(run.batch.micro, len(samples))))
-    return {key: value.to(device) for key, value in micro_batch.items()}
+    return to_device(samples.__getitems__(range(min(run.batch.micro, len(samples)))), device)
+
+
+def try_own(model: nn.Module, train: Source, run: Run, device: torch.device) -> None:
+    """See that a model or a loss of the user's own takes a batch, before anything is written.
+
+    Raises:
+        ModelError: it does not; with what it raised, and where.
+    """
+    if run.model.factory is None and run.model.loss is None:
+        return
+    loss = loss_of(run)
+    try:
+        with untouched(model, device):
+            result = loss(model, _first_batch(train, run, device))
+    except HalfstepError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        raise ModelError(f"The model or its loss fails on the first batch: {told(error)}") from error
+    sum_and_weight(result)
 
 
 def try_loss(model: nn.Module, run: Run, asked: int | None) -> Choice[int]:
@@ -79,7 +119,12 @@ def try_loss(model: nn.Module, run: Run, asked: int | None) -> Choice[int]:
     Raises:
         ModelError: chunks were asked for, and the model cannot do without its logits.
     """
-    return choose_chunk(model, micro_tokens=run.batch.micro * run.data.sequence_length, asked=asked)
+    if run.model.task is Task.CAUSAL_LM and run.model.loss is None and run.data.sequence_length is not None:
+        return choose_chunk(model, micro_tokens=run.batch.micro * run.data.sequence_length, asked=asked)
+    cause = "the loss is your own" if run.model.loss is not None else f'the task is "{run.model.task}"'
+    if asked:
+        raise ModelError(f"`model.loss_chunk = {asked}` cannot be: {cause}. Use 0, or leave it out.")
+    return Choice(value=0, reason=f"whole logits, because {cause}")
 
 
 def try_packing(model: nn.Module, opened: Opened, asked: bool | None) -> Choice[bool]:
@@ -88,7 +133,7 @@ def try_packing(model: nn.Module, opened: Opened, asked: bool | None) -> Choice[
     Raises:
         ModelError: it was asked for, and the model would mix them.
     """
-    cause = mixes_documents(model, opened.model.vocabulary) if asked is not False else None
+    cause = mixes_documents(model, opened.model.vocabulary or 256) if asked is not False else None
     if cause is not None and asked:
         raise ModelError(f"`data.packing = true` cannot be: {cause}. Use false, or leave it out.")
     if asked is not None:
@@ -112,7 +157,7 @@ def data_choices(opened: Opened, run: Run) -> dict[str, Choice[Any]]:
     """
     samples, fitted = opened.train.samples(shape_of(run)), opened.train.fitted(shape_of(run))
     told: dict[str, Choice[Any]] = {"data.transfer": transfer(torch.device(run.device).type, run.data.workers)}
-    if isinstance(samples, Windows) or fitted is None:
+    if not isinstance(samples, (Packed, Padded, Framed)) or fitted is None:
         return told
     padding = samples.padding if isinstance(samples, Packed) else padding_of(samples.lengths, _batches(samples, run))
     return {
@@ -221,7 +266,7 @@ def build_engine(
     """The engine over the model, and what was decided on the way."""
     run = resolved.run
     optimizer, fused = build_optimizer(model, run.optimizer)
-    loss = causal_loss(run.model.loss_chunk, run.model.label_smoothing)
+    loss = loss_of(run)
     engine = Engine(
         model,
         optimizer,
@@ -259,24 +304,34 @@ def _batches(samples: Samples, run: Run, *, rank: int = 0, ranks: int = 1) -> Ra
         rank=rank,
         ranks=ranks,
         drop_tail=run.batch.tail is Tail.DROP,
-        lengths=samples.lengths if isinstance(samples, Padded) else None,
+        draws=isinstance(samples, Framed),
+        lengths=samples.lengths if isinstance(samples, (Padded, Framed)) else None,
     )
 
 
 def build_held_out(opened: Opened, run: Run, group: Group, engine: Engine) -> HeldOut | None:
-    """The held-out text, this rank's share of it cut into micro-batches; `None` where it is not looked at."""
-    if run.evaluation.every_updates == 0 or opened.held_out.num_tokens < 2:
+    """The held-out data, this rank's share of them cut into micro-batches; `None` where they are not looked at."""
+    if run.evaluation.every_updates == 0 or opened.held_out.num_tokens == 0:
         return None
-    samples, fitted = opened.held_out.samples(shape_of(run)), opened.held_out.fitted(shape_of(run))
-    num_bytes = opened.data.evaluation_bytes if fitted is None else predicted_bytes(fitted.documents, opened.tokenizer)
+    samples = opened.held_out.samples(shape_of(run))
     mine = range(group.rank, len(samples), group.size)
     pieces = [mine[start : start + run.batch.micro] for start in range(0, len(mine), run.batch.micro)]
     return HeldOut(
         batches=batch_loader(samples, pieces, device=engine.device, workers=run.data.workers),
-        bytes_per_token=num_bytes / samples.num_predicted,
-        look=causal_loss(run.model.loss_chunk),
-        metric=Metric.PERPLEXITY,
+        bytes_per_token=_bytes_per_token(opened, run, samples),
+        look=look_of(run),
+        metric=metric_of(run),
         device=engine.device,
         autocast=engine.autocast,
         group=group,
     )
+
+
+def _bytes_per_token(opened: Opened, run: Run, samples: Samples) -> float | None:
+    """Of the held-out text, for each token that is predicted; `None` where not all of a text is."""
+    if metric_of(run) is not Metric.PERPLEXITY or isinstance(samples, (Framed, OwnSamples)):
+        return None
+    fitted = opened.held_out.fitted(shape_of(run))
+    documents = None if fitted is None else fitted.documents
+    num_bytes = opened.data.facts.evaluation_bytes if documents is None else predicted_bytes(documents, opened.tokenizer)
+    return None if num_bytes is None else num_bytes / max(1, samples.num_predicted)

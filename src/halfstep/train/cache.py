@@ -26,10 +26,10 @@ from halfstep.train.chat import Sample
 from halfstep.train.disk import writing
 from halfstep.train.documents import Documents
 
-VERSION = 1
+VERSION = 2
 """Of the files in a folder and of what makes them; a change of either makes all that was kept before unread."""
 ABOUT = "documents.json"
-FILES: Mapping[str, str] = {"tokens": "<u4", "counted": "?", "lengths": "<i8"}
+FILES: Mapping[str, str] = {"tokens": "<u4", "counted": "?", "lengths": "<i8", "labels": "<i4"}
 """The arrays of a folder and the kind of number in each."""
 READ_BYTES = 2**20
 
@@ -126,6 +126,7 @@ def _write(folder: Path, samples: Iterable[Sample]) -> None:
 
 def _fill(folder: Path, samples: Iterable[Sample]) -> None:
     sizes = dict.fromkeys(FILES, 0)
+    names: dict[str, int] = {}
     with ExitStack() as stack:
         files = {name: stack.enter_context((folder / name).open("wb")) for name in FILES}
         for sample in samples:
@@ -133,10 +134,11 @@ def _fill(folder: Path, samples: Iterable[Sample]) -> None:
                 "tokens": sample.tokens,
                 "counted": sample.counted,
                 "lengths": [len(sample.tokens)],
+                "labels": [] if sample.label is None else [names.setdefault(sample.label, len(names))],
             }
             for name, values in columns.items():
                 sizes[name] += _append(files[name], values, FILES[name])
-    (folder / ABOUT).write_text(json.dumps({"version": VERSION, "bytes": sizes}), encoding="utf-8")
+    (folder / ABOUT).write_text(json.dumps({"version": VERSION, "bytes": sizes, "labels": list(names)}), encoding="utf-8")
 
 
 def _append(file: IO[bytes], values: Sequence[Any], kind: str) -> int:
@@ -155,7 +157,11 @@ def _read(folder: Path) -> Documents | None:
     arrays = {name: _mapped(folder / name, kind) for name, kind in FILES.items()}
     lengths = np.array(arrays["lengths"], dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
-    return Documents(tokens=arrays["tokens"], counted=arrays["counted"], starts=starts, lengths=lengths)
+    names = tuple(about["labels"])
+    labels = np.array(arrays["labels"], dtype=np.int64) if names else None
+    return Documents(
+        tokens=arrays["tokens"], counted=arrays["counted"], starts=starts, lengths=lengths, labels=labels, label_names=names
+    )
 
 
 def _mapped(path: Path, kind: str) -> Any:

@@ -24,10 +24,12 @@ class Sample:
     Attributes:
         tokens: all of it.
         counted: for each token whether it is to be predicted.
+        label: the name of its class; `None` where it has none.
     """
 
     tokens: list[int]
     counted: list[bool]
+    label: str | None = None
 
 
 class Chats:

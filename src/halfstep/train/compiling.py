@@ -7,20 +7,21 @@ What surrounds them, the head among it, runs as it did, so that the chunked loss
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from halfstep.config.choice import Choice
 from halfstep.distributed.blocks import repeated_blocks
+from halfstep.engine.loss import LossFunction, sum_and_weight
 from halfstep.errors import ModelError
 from halfstep.precision.untouched import untouched
-from halfstep.train.head import CausalLoss
 
 
 def compile_blocks(
-    model: nn.Module, loss: CausalLoss, batch: Mapping[str, Tensor], autocast: Callable[[], AbstractContextManager[object]]
+    model: nn.Module, loss: LossFunction, batch: Any, autocast: Callable[[], AbstractContextManager[object]]
 ) -> Choice[bool]:
     """Compile the model's blocks, or the whole of it where nothing repeats, and run them forward and backward once.
 
@@ -40,7 +41,7 @@ def compile_blocks(
     try:
         with untouched(model, next(model.parameters()).device):
             with autocast():
-                total, _ = loss(model, batch)
+                total, _ = sum_and_weight(loss(model, batch))
             total.backward()  # type: ignore[no-untyped-call]
     except Exception as error:  # of dynamo, of inductor, or of the compiler that they call
         cause = str(error).strip().partition("\n")[0]

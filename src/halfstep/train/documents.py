@@ -24,12 +24,16 @@ class Documents:
         counted: for each token whether it is to be predicted.
         starts: where in `tokens` each document begins.
         lengths: tokens of each.
+        labels: for each document, the place of its label in `label_names`; `None` where documents have none.
+        label_names: the labels that there are.
     """
 
     tokens: npt.NDArray[np.generic]
     counted: npt.NDArray[np.bool_]
     starts: Ints
     lengths: Ints
+    labels: Ints | None = None
+    label_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -41,7 +45,8 @@ class Documents:
 
     def chosen(self, which: npt.NDArray[Any]) -> Documents:
         """The documents at these places, or where this is true."""
-        return replace(self, starts=self.starts[which], lengths=self.lengths[which])
+        labels = None if self.labels is None else self.labels[which]
+        return replace(self, starts=self.starts[which], lengths=self.lengths[which], labels=labels)
 
     def num_predicted(self) -> Ints:
         """For each document, how many of its tokens are predicted: the first never is."""
@@ -100,19 +105,31 @@ def fit(documents: Documents, length: int, how: TooLong) -> Fitted:
     Raises:
         DataError: nothing is left.
     """
-    long = documents.lengths > length
-    changed = {TooLong.CUT: _cut, TooLong.DROP: _drop, TooLong.SPLIT: _split}[how](documents, length)
-    predicted = changed.num_predicted() > 0
-    kept = changed if predicted.all() else changed.chosen(predicted)
+    short = shortened(documents, length, how)
+    predicted = short.num_predicted() > 0
+    return fitted_of(documents, short if predicted.all() else short.chosen(predicted), length, how, len(short))
+
+
+def shortened(documents: Documents, length: int, how: TooLong) -> Documents:
+    """The documents, none longer than `length`."""
+    return {TooLong.CUT: _cut, TooLong.DROP: _drop, TooLong.SPLIT: _split}[how](documents, length)
+
+
+def fitted_of(given: Documents, kept: Documents, length: int, how: TooLong, num_short: int) -> Fitted:
+    """What became of the documents that were given.
+
+    Raises:
+        DataError: nothing is left.
+    """
     fitted = Fitted(
         documents=kept,
         length=length,
-        given=len(documents),
-        too_long=int(long.sum()),
+        given=len(given),
+        too_long=int((given.lengths > length).sum()),
         how=how,
-        without_answer=len(changed) - len(kept),
-        lost_tokens=documents.num_tokens - kept.num_tokens,
-        given_tokens=documents.num_tokens,
+        without_answer=num_short - len(kept),
+        lost_tokens=given.num_tokens - kept.num_tokens,
+        given_tokens=given.num_tokens,
     )
     if len(kept) == 0:
         raise DataError(f"No document is left to train on: {fitted}. Use a larger `data.sequence_length`, or other data.")

@@ -8,7 +8,7 @@
     ├── log.jsonl        every update and evaluation, one JSON object a line
     ├── ledger.jsonl     every update: applied, or skipped and why
     ├── events/          TensorBoard
-    ├── model/           the last model, for `from_pretrained`
+    ├── model/           the last model, for `from_pretrained`; in `adapter` below it the adapter, where there is one
     └── best/            the best model by its held-out data, unless that is the last one
 """
 
@@ -30,6 +30,7 @@ from halfstep import __version__
 from halfstep.config.choice import Choice
 from halfstep.config.run import Resolved, choices_to_dict
 from halfstep.errors import ConfigError, UsageError
+from halfstep.train.adapters import is_adapted, merged
 from halfstep.train.disk import folder_beside, to_json, write_text, writing
 from halfstep.train.log import JsonLines, LedgerFile, TensorBoard
 from halfstep.train.models import quiet
@@ -133,12 +134,22 @@ def _versions() -> dict[str, Any]:
 
 
 def _save(model: nn.Module, folder: Path) -> None:
-    """`save_pretrained`, whose writer of weights raises a class of its own where the disk fails."""
-    from safetensors import SafetensorError
+    """`save_pretrained` where the model has it; the writer of weights raises a class of its own where the disk fails.
 
+    A model with adapters is saved as a plain one, into whose weights they went, and they alone in the folder `adapter`.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_model
+
+    plain = merged(model) if is_adapted(model) else model
     try:
         with quiet():
-            model.save_pretrained(str(folder))  # type: ignore[operator]  # every model that is trained here has it
+            if is_adapted(model):
+                model.save_pretrained(str(folder / "adapter"), save_embedding_layers=False)  # type: ignore[operator]
+            if hasattr(plain, "save_pretrained"):
+                plain.save_pretrained(str(folder))  # type: ignore[operator]  # the same
+            else:
+                save_model(plain, str(folder / "model.safetensors"))
     except SafetensorError as error:
         raise OSError(_error_number(str(error)), str(error)) from error
 

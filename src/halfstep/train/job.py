@@ -31,6 +31,7 @@ from halfstep.train.build import (
     measure_precision,
     try_loading,
     try_loss,
+    try_own,
     try_packing,
 )
 from halfstep.train.determinism import repeatable, seed_ranks_apart
@@ -46,6 +47,7 @@ from halfstep.train.opening import Opened, device_of, facts_of, open_inputs
 from halfstep.train.progress import progress
 from halfstep.train.record import Listener
 from halfstep.train.summary import Ending, Summary, rate_of
+from halfstep.train.tasks import unit_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +109,7 @@ def prepare(written: Written, *, started: datetime) -> Prepared:
         workers=try_loading(opened.train, resolved.run, device, facts.machine.cores, workers),
     )
     resolved = resolve(written, opened.inputs, facts)
+    try_own(model, opened.train, resolved.run, device)
     if is_auto(written.precision):
         measured = measure_precision(model, opened.train, resolved.run, group, device)
         resolved = resolve(written, opened.inputs, replace(facts, precision=measured))
@@ -151,9 +154,9 @@ def train(job: Prepared, interruption: Interruption, *, stream: TextIO) -> tuple
     settings = job.run.to_dict()
     with folder.failures_noted(), following(output.loggers, path, settings, partial(_say, stream)) as followers:
         files = folder.logs(tensorboard=output.tensorboard)
-        listeners = [*files, *followers, progress(stream, planned_updates=job.planned)]
+        listeners = [*files, *followers, progress(stream, planned_updates=job.planned, unit=unit_of(job.run))]
         summary = _train(job, engine, product, folder, listeners, interruption)
-        folder.save_model("model", product, job.opened.tokenizer)
+        folder.save_model("model", product, job.opened.kept_beside)
         folder.finish(summary, engine.choices)
     return summary, path
 
@@ -171,7 +174,7 @@ def _train(
     interruption: Interruption,
 ) -> Summary:
     """Train; `product` is what is judged and kept, the model or its averaged weights."""
-    limits = Limits(job.run.limits, job.planned, job.run.batch.global_ * (job.run.data.sequence_length - 1))
+    limits = Limits(job.run.limits, job.planned, job.run.most_weight)
     book = Book(listeners, limits=limits, device=job.device)
     judge = Judge(
         product,
@@ -203,7 +206,7 @@ def _train(
 def _keeper(job: Prepared, product: nn.Module, folder: RunFolder | None) -> Callable[[], object] | None:
     if folder is None or not job.run.evaluation.keep_best:
         return None
-    return lambda: folder.save_model("best", product, job.opened.tokenizer)
+    return lambda: folder.save_model("best", product, job.opened.kept_beside)
 
 
 def _summary(job: Prepared, engine: Engine, book: Book, judge: Judge, because: str, *, interrupted: bool) -> Summary:
@@ -220,6 +223,7 @@ def _summary(job: Prepared, engine: Engine, book: Book, judge: Judge, because: s
         final=judge.last if judged_at_end else None,
         best=judge.best,
         train_loss=book.last_loss,
-        unigram_nats_per_byte=job.opened.unigram_nats_per_byte,
+        unigram_nats_per_byte=job.opened.data.unigram_nats_per_byte,
+        unit=unit_of(job.run),
         peak_memory_bytes=memory_use(job.device).peak_allocated_bytes,
     )

@@ -21,14 +21,14 @@ class Limits:
         window_tokens: tokens of a full update.
     """
 
-    def __init__(self, asked: LimitsRun, planned_updates: int | None, window_tokens: int) -> None:
+    def __init__(self, asked: LimitsRun, planned_updates: int | None, window_tokens: float) -> None:
         self._asked, self._planned, self._window_tokens = asked, planned_updates, window_tokens
 
     def may_be_last(self, applied: int, tokens: int) -> bool:
         """Whether one update more than these could reach a limit."""
         return self.reached(applied + 1, tokens + self._window_tokens) is not None
 
-    def reached(self, applied: int, tokens: int) -> str | None:
+    def reached(self, applied: int, tokens: float) -> str | None:
         """The limit that is reached, in words."""
         if self._asked.updates is not None and applied >= self._asked.updates:
             return f"{applied:,} updates were applied"

@@ -1,12 +1,14 @@
-"""Causal language models of transformers: from an architecture's name and keys, or from a local folder.
+"""Models of transformers for each task: from an architecture's name and keys, or from a local folder.
 
 Nothing here asks a network: a model that is not on this machine is refused.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,10 +19,41 @@ from torch import nn
 
 from halfstep.config.choice import Choice
 from halfstep.config.facts import ModelFacts
+from halfstep.config.options import Task
 from halfstep.errors import ModelError
 
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """The models of transformers for a task: what builds them, which there are, and what they are called."""
+
+    auto: str
+    mapping: str
+    words: str
+
+
+FAMILIES: Mapping[Task, Family] = {
+    Task.MASKED_LM: Family(
+        auto="AutoModelForMaskedLM", mapping="MODEL_FOR_MASKED_LM_MAPPING_NAMES", words="masked language model"
+    ),
+    Task.CAUSAL_LM: Family(
+        auto="AutoModelForCausalLM", mapping="MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", words="causal language model"
+    ),
+    Task.IMAGE_CLASSIFICATION: Family(
+        auto="AutoModelForImageClassification",
+        mapping="MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+        words="classifier of images",
+    ),
+    Task.SEQUENCE_CLASSIFICATION: Family(
+        auto="AutoModelForSequenceClassification",
+        mapping="MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+        words="classifier of texts",
+    ),
+}
+"""In the order in which an architecture's name is looked up: those that can be both learn by masks."""
 
 
 def has_tokenizer(folder: str | None) -> bool:
@@ -28,27 +61,57 @@ def has_tokenizer(folder: str | None) -> bool:
     return folder is not None and any((Path(folder) / name).is_file() for name in TOKENIZER_FILES)
 
 
-def config_of_architecture(name: str, keys: Mapping[str, Any]) -> Any:
+def usual_task(path: str | None, architecture: str | None) -> Choice[Task]:
+    """What a model learns: what the folder's own class is for, else what its architecture is for."""
+    about = _about(path)
+    kinds = [str(kind) for kind in about.get("architectures") or []]
+    for task in FAMILIES:
+        if kinds and kinds[0] in set(_models(task).values()):
+            return Choice(value=task, reason=f"the folder holds a {kinds[0]}")
+    name = architecture or str(about.get("model_type"))
+    for task, family in FAMILIES.items():
+        if name in _models(task):
+            return Choice(value=task, reason=f'"{name}" is a {family.words}')
+    return Choice(value=Task.CAUSAL_LM, reason=f'nothing is known of "{name}"')
+
+
+def _about(path: str | None) -> Mapping[str, Any]:
+    """What a folder's config.json says; nothing where it cannot be read, which is told when the model is opened."""
+    if path is None:
+        return {}
+    try:
+        about = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return about if isinstance(about, dict) else {}
+
+
+def _models(task: Task) -> Mapping[str, str]:
+    """By architecture, the class of transformers that is made for a task."""
+    mapping: Mapping[str, str] = getattr(_transformers().models.auto.modeling_auto, FAMILIES[task].mapping)
+    return mapping
+
+
+def config_of_architecture(name: str, keys: Mapping[str, Any], task: Task = Task.CAUSAL_LM) -> Any:
     """The transformers configuration of an architecture with its own defaults, except for `keys`.
 
     Raises:
-        ModelError: transformers has no such causal language model, or the architecture no such key.
+        ModelError: transformers has no such model for the task, or the architecture no such key.
     """
-    transformers = _transformers()
-    names = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    transformers, names = _transformers(), _models(task)
     if name not in names:
         near = get_close_matches(name, names, n=1, cutoff=0.3)
-        hint = f'Did you mean "{near[0]}"?' if near else 'One that it has is "llama".'
-        raise ModelError(f'`model.architecture = "{name}"` is not a causal language model of transformers. {hint}')
+        hint = f'Did you mean "{near[0]}"?' if near else f'One that it has is "{next(iter(names))}".'
+        raise ModelError(f'`model.architecture = "{name}"` is not a {FAMILIES[task].words} of transformers. {hint}')
     _check_keys(name, keys, transformers.AutoConfig.for_model(name))
     try:
         return transformers.AutoConfig.for_model(name, **keys)
     except Exception as error:  # its checks raise classes of their own
-        raise ModelError(f'`model.config` does not fit "{name}": {_root_cause(error)}') from error
+        raise ModelError(f'`model.config` does not fit "{name}": {root_cause(error)}') from error
 
 
 def _check_keys(name: str, keys: Mapping[str, Any], defaults: Any) -> None:
-    known = {*defaults.to_dict(), *defaults.attribute_map, "tie_word_embeddings"}
+    known = {*defaults.to_dict(), *defaults.attribute_map, *SPECIAL_TOKENS, "tie_word_embeddings"}
     for key in keys:
         if key not in known:
             near = get_close_matches(key, known, n=1, cutoff=0.5)
@@ -56,11 +119,14 @@ def _check_keys(name: str, keys: Mapping[str, Any], defaults: Any) -> None:
             raise ModelError(f'`model.config.{key}` is not a key of the "{name}" configuration.{hint}')
 
 
-def config_of_folder(folder: str) -> Any:
+SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def config_of_folder(folder: str, task: Task) -> Any:
     """The transformers configuration in a local model folder.
 
     Raises:
-        ModelError: the folder does not exist, or is no model folder, or its model is no causal language model.
+        ModelError: the folder does not exist, or is no model folder, or its model is not for the task.
     """
     path = Path(folder)
     if not path.is_dir():
@@ -72,72 +138,92 @@ def config_of_folder(folder: str) -> Any:
             f"`model.path`: {folder} holds no weights (model.safetensors). To start from random weights, give "
             "`model.architecture` and `model.config` instead."
         )
-    transformers = _transformers()
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = _transformers().AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # its checks raise classes of their own
-        raise ModelError(f"`model.path`: the config.json of {folder} cannot be used: {_root_cause(error)}") from error
-    if config.model_type not in transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        raise ModelError(f"`model.path`: {folder} holds a {config.model_type} model, which is no causal language model.")
+        raise ModelError(f"`model.path`: the config.json of {folder} cannot be used: {root_cause(error)}") from error
+    if config.model_type not in _models(task):
+        raise ModelError(f"`model.path`: {folder} holds a {config.model_type} model, which is no {FAMILIES[task].words}.")
     return config
 
 
-def new_model(config: Any, attention: str = "eager") -> nn.Module:
+def new_model(config: Any, attention: str = "eager", task: Task = Task.CAUSAL_LM) -> nn.Module:
     """A model of this configuration in FP32 with fresh weights, drawn from torch's generator.
 
     Raises:
         ModelError: no model can be built from the configuration.
     """
     try:
-        model: nn.Module = _transformers().AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation=attention
-        )
+        model: nn.Module = _auto(task).from_config(config, dtype=torch.float32, attn_implementation=attention)
     except Exception as error:  # whatever its modules raise for numbers that do not fit together
-        raise ModelError(f"`model.config`: no {config.model_type} can be built from it: {_root_cause(error)}") from error
+        raise ModelError(f"`model.config`: no {config.model_type} can be built from it: {root_cause(error)}") from error
     return model
 
 
-def load_model(folder: str, config: Any, attention: str) -> tuple[nn.Module, Choice[str]]:
-    """The model of a local folder in FP32, and what was found there.
+def _auto(task: Task) -> Any:
+    return getattr(_transformers(), FAMILIES[task].auto)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A model from a folder.
+
+    Attributes:
+        model: in FP32.
+        fresh: names of the tensors that were not in the folder, or of another shape there, and start at random.
+    """
+
+    model: nn.Module
+    fresh: tuple[str, ...]
+
+    def choice(self, folder: str) -> Choice[str]:
+        """What was found, in words."""
+        if not self.fresh:
+            return Choice(value=folder, reason="every tensor was in it")
+        names = ", ".join(self.fresh[:3]) + (", ..." if len(self.fresh) > 3 else "")
+        return Choice(value=folder, reason=f"{len(self.fresh)} tensors were not in it and start at random: {names}")
+
+
+def load_model(folder: str, config: Any, task: Task, attention: str) -> Loaded:
+    """The model of a local folder, with a new head where its own has other classes.
 
     Raises:
         ModelError: the weights cannot be read.
     """
     try:
         with quiet():
-            model, report = _transformers().AutoModelForCausalLM.from_pretrained(
+            model, report = _auto(task).from_pretrained(
                 folder,
                 config=config,
                 dtype=torch.float32,
                 attn_implementation=attention,
                 local_files_only=True,
                 output_loading_info=True,
+                ignore_mismatched_sizes=task.has_classes,
             )
     except Exception as error:  # readers of weight files raise whatever they like, safetensors its own bare class
-        raise ModelError(f"`model.path`: the weights in {folder} cannot be loaded: {_root_cause(error)}") from error
-    missing = sorted(report["missing_keys"])
-    if missing:
-        names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-        return model, Choice(value=folder, reason=f"{len(missing)} tensors were not in it and start at random: {names}")
-    return model, Choice(value=folder, reason="every tensor was in it")
+        raise ModelError(f"`model.path`: the weights in {folder} cannot be loaded: {root_cause(error)}") from error
+    mismatched = [key if isinstance(key, str) else key[0] for key in report["mismatched_keys"]]
+    return Loaded(model=model, fresh=tuple(sorted({*report["missing_keys"], *mismatched})))
 
 
-def model_facts(config: Any) -> ModelFacts:
+def model_facts(config: Any, task: Task) -> ModelFacts:
     """What the configuration says about size; the parameters are counted on a model without memory.
 
     Raises:
         ModelError: no model can be built from it.
     """
     text = config.get_text_config()
-    if text.num_hidden_layers < 1:
-        raise ModelError(f"The configuration of the {config.model_type} asks for {text.num_hidden_layers} layers: it takes 1.")
+    layers = getattr(text, "num_hidden_layers", None)
+    if layers is not None and layers < 1:
+        raise ModelError(f"The configuration of the {config.model_type} asks for {layers} layers: it takes 1.")
     with torch.device("meta"):
-        model = new_model(config)
+        model = new_model(config, task=task)
     return ModelFacts(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        hidden=text.hidden_size,
-        layers=text.num_hidden_layers,
-        vocabulary=text.vocab_size,
+        hidden=getattr(text, "hidden_size", None),
+        layers=layers,
+        vocabulary=getattr(text, "vocab_size", None),
         context=getattr(text, "max_position_embeddings", None),
         has_sdpa=bool(getattr(model, "_supports_sdpa", False)),
     )
@@ -154,18 +240,20 @@ def load_tokenizer(folder: str) -> Any:
     try:
         return _transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # tokenizers raises bare exceptions of its own
-        raise ModelError(f"`data.tokenizer`: that of {folder} cannot be loaded: {_root_cause(error)}") from error
+        raise ModelError(f"`data.tokenizer`: that of {folder} cannot be loaded: {root_cause(error)}") from error
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """transformers without bars of its own, which would cross ours."""
+    """transformers without bars and reports of its own, which would cross ours: what they say is told by us."""
     logging = _transformers().utils.logging
-    was_on = logging.is_progress_bar_enabled()
+    was_on, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(level)
         if was_on:
             logging.enable_progress_bar()
 
@@ -178,7 +266,7 @@ def _transformers() -> Any:
     return transformers
 
 
-def _root_cause(error: BaseException) -> str:
+def root_cause(error: BaseException) -> str:
     """The first line of what went wrong first."""
     while error.__cause__ is not None:
         error = error.__cause__

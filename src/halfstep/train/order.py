@@ -11,6 +11,9 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+SEEDS_APART = 1_000_003
+"""Epochs after which one seed's draws would come again under the next."""
+MOST_DRAWS = 2**31
 Indices = npt.NDArray[np.int64]
 
 POOL_BATCHES = 50
@@ -56,6 +59,8 @@ class RankBatches:
         rank: this rank.
         ranks: how many there are.
         drop_tail: leave the shorter last global batch out.
+        draws: whether sample `i` is `i + n * num_samples`, with another `n` for every seed and epoch, for samples of which a part
+            is drawn anew.
         lengths: tokens of each sample, where samples of about the same length are to be together; `None` where not.
     """
 
@@ -69,13 +74,14 @@ class RankBatches:
         rank: int = 0,
         ranks: int = 1,
         drop_tail: bool = False,
+        draws: bool = False,
         lengths: Indices | None = None,
     ) -> None:
         self.num_samples = num_samples - num_samples % global_batch if drop_tail else num_samples
         self.total_samples = num_samples
         self.global_batch, self.micro = global_batch, micro
         self.seed, self.rank, self.ranks = seed, rank, ranks
-        self.lengths = lengths
+        self.lengths, self.draws = lengths, draws
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -84,7 +90,7 @@ class RankBatches:
 
     def __iter__(self) -> Iterator[list[int]]:
         """The rank's micro-batches in order."""
-        order = self._order()[: self.num_samples]
+        order = self._order()[: self.num_samples] + self._first_number()
         for start in range(0, self.num_samples, self.global_batch):
             yield from self._pieces(order[start : start + self.global_batch])
 
@@ -92,6 +98,10 @@ class RankBatches:
         if self.lengths is None:
             return shuffled(self.total_samples, seed=self.seed, epoch=self.epoch)
         return grouped_by_length(self.lengths, seed=self.seed, epoch=self.epoch, global_batch=self.global_batch)
+
+    def _first_number(self) -> int:
+        """0 where nothing is drawn, and for held-out data, which has no epochs; else a multiple of the number of samples."""
+        return self.total_samples * (1 + (self.seed * SEEDS_APART + self.epoch) % MOST_DRAWS) if self.draws else 0
 
     def _pieces(self, samples: Indices) -> Iterator[list[int]]:
         for start in range(self.rank * self.micro, len(samples), self.ranks * self.micro):

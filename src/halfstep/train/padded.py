@@ -50,7 +50,7 @@ def padding_of(lengths: Ints, batches: Iterable[Sequence[int]]) -> Padding:
     """The padding of these batches, each filled up to its longest document."""
     tokens = places = 0
     for batch in batches:
-        own = lengths[np.asarray(batch, dtype=np.int64)]
+        own = lengths[np.asarray(batch, dtype=np.int64) % len(lengths)]  # a number may be that of another draw of a sample
         tokens += int(own.sum())
         places += int(own.max()) * len(own)
     return Padding(tokens=tokens, places=places)

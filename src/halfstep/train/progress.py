@@ -11,15 +11,16 @@ from halfstep.train.record import EvaluationRecord, Listener, UpdateRecord
 SECONDS_BETWEEN_LINES = 5.0
 
 
-def progress(stream: TextIO, *, planned_updates: int | None) -> Listener:
+def progress(stream: TextIO, *, planned_updates: int | None, unit: str = "tokens") -> Listener:
     """A bar if the stream is a terminal, else lines.
 
     Args:
         stream: where it is shown.
         planned_updates: applied updates until the end; `None` where nobody knows.
+        unit: what the run counts.
     """
     kind: type[Bar | Lines] = Bar if stream.isatty() else Lines
-    return kind(stream, planned_updates=planned_updates)
+    return kind(stream, planned_updates=planned_updates, unit=unit)
 
 
 class Lines:
@@ -28,11 +29,19 @@ class Lines:
     Args:
         stream: where they go.
         planned_updates: applied updates until the end; `None` where nobody knows.
+        unit: what the run counts.
         clock: seconds, ever growing.
     """
 
-    def __init__(self, stream: TextIO, *, planned_updates: int | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._planned, self._clock = stream, planned_updates, clock
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        planned_updates: int | None,
+        unit: str = "tokens",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stream, self._planned, self._unit, self._clock = stream, planned_updates, unit, clock
         self._next = clock()
         self._unsaid: UpdateRecord | None = None
 
@@ -54,7 +63,7 @@ class Lines:
     def _say(self) -> None:
         if self._unsaid is None:
             return
-        self._write(f"{position_text(self._unsaid, self._planned)}, {update_text(self._unsaid)}")
+        self._write(f"{position_text(self._unsaid, self._planned)}, {update_text(self._unsaid, self._unit)}")
         self._unsaid = None
         self._next = self._clock() + SECONDS_BETWEEN_LINES
 
@@ -69,13 +78,14 @@ class Bar:
     Args:
         stream: the terminal.
         planned_updates: applied updates until the end; `None` where nobody knows.
+        unit: what the run counts.
     """
 
-    def __init__(self, stream: TextIO, *, planned_updates: int | None) -> None:
+    def __init__(self, stream: TextIO, *, planned_updates: int | None, unit: str = "tokens") -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
-        self._planned = planned_updates
+        self._planned, self._unit = planned_updates, unit
         self._progress = Progress(
             TextColumn("{task.fields[position]}"),
             BarColumn(bar_width=None),
@@ -94,7 +104,7 @@ class Bar:
             self._task,
             completed=record.done,
             position=position_text(record, self._planned),
-            values=update_text(record),
+            values=update_text(record, self._unit),
         )
 
     def on_evaluation(self, record: EvaluationRecord) -> None:
@@ -111,12 +121,12 @@ def position_text(record: UpdateRecord, planned_updates: int | None) -> str:
     return f"update {record.entry.index:,}" + ("" if planned_updates is None else f" of {planned_updates:,}")
 
 
-def update_text(record: UpdateRecord) -> str:
+def update_text(record: UpdateRecord, unit: str) -> str:
     """What the update was: loss, rate, time left, memory; or why it was skipped."""
     entry = record.entry
     loss = f"loss {entry.loss:.3f}" if entry.applied else f"skipped: {entry.cause}"
     memory = "memory unknown" if record.memory_bytes is None else f"{record.memory_bytes / 1e9:.2f} GB"
-    return f"{loss}, {record.tokens_per_s:,.0f} tokens/s, {time_left_text(record)} left, {memory}"
+    return f"{loss}, {record.tokens_per_s:,.0f} {unit}/s, {time_left_text(record)} left, {memory}"
 
 
 def time_left_text(record: UpdateRecord) -> str:

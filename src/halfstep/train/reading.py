@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from halfstep.config.inputs import BYTES, Inputs
-from halfstep.config.options import DataFormat, DataKind
+from halfstep.config.options import DataFormat, DataKind, Task
 from halfstep.errors import ConfigError, DataError
 from halfstep.train.cache import kept_documents, key_of
 from halfstep.train.chat import Chats, Completions, Sample
+from halfstep.train.classes import check_label, label_of
 from halfstep.train.documents import Documents
 from halfstep.train.order import shuffled
 from halfstep.train.tables import Row, rows_of
@@ -51,14 +53,22 @@ def paths_of(patterns: Sequence[str], *, key: str) -> list[Path]:
     return list(paths.values())
 
 
-def read_documents(paths: Sequence[Path], inputs: Inputs, tokenizer: Any | None) -> Documents:
+def read_documents(
+    paths: Sequence[Path], inputs: Inputs, tokenizer: Any | None, classes: Sequence[str] | None = None
+) -> Documents:
     """The rows of the files as documents: those that were kept of the same files, or new ones.
+
+    Args:
+        paths: of the files.
+        inputs: what their rows are.
+        tokenizer: of transformers; `None` where tokens are bytes.
+        classes: what a label can be; `None` where it can be anything.
 
     Raises:
         UsageError: a file, a row or the tokenizer does not fit; the message names the place.
     """
-    settings = {"format": inputs.format, "kind": inputs.kind, "columns": inputs.columns}
-    maker = _Maker(inputs, tokenizer)
+    settings = {"format": inputs.format, "kind": inputs.kind, "columns": inputs.columns, "classes": classes, "task": inputs.task}
+    maker = _Maker(inputs, tokenizer, classes)
     documents, _ = kept_documents(key_of(paths, tokenizer, settings), lambda: maker.samples(paths))
     return documents
 
@@ -84,10 +94,12 @@ def predicted_bytes(documents: Documents, tokenizer: Any | None) -> int:
 class _Maker:
     """Makes samples of rows."""
 
-    def __init__(self, inputs: Inputs, tokenizer: Any | None) -> None:
+    def __init__(self, inputs: Inputs, tokenizer: Any | None, classes: Sequence[str] | None) -> None:
         assert inputs.kind is not None
         assert inputs.columns is not None
-        if tokenizer is None and inputs.kind is not DataKind.TEXT:
+        assert inputs.tokenizer is not None
+        self._classes, self._ends = classes, inputs.task is Task.CAUSAL_LM
+        if tokenizer is None and inputs.kind not in (DataKind.TEXT, DataKind.LABEL):
             raise ConfigError(
                 f'`data.kind = "{inputs.kind}"` needs a tokenizer, and `data.tokenizer` is "{BYTES}". Give its folder.'
             )
@@ -97,6 +109,7 @@ class _Maker:
 
     def samples(self, paths: Sequence[Path]) -> Iterator[Sample]:
         """A sample for each row of the files."""
+        assert self._format is not None
         return map(self._sample, rows_of(paths, self._format))
 
     def _sample(self, row: Row) -> Sample:
@@ -105,13 +118,18 @@ class _Maker:
         if self._completions is not None:
             prompt, completion = (row.column(name) for name in self._columns)
             return self._completions.sample(prompt, completion, row.where)
-        return self._of_text(row.text(self._columns[0]))
+        text = self._of_text(row.text(self._columns[0]))
+        if self._kind is not DataKind.LABEL:
+            return text
+        label = label_of(row.column(self._columns[1]), row.where, self._columns[1])
+        check_label(label, self._classes, row.where)
+        return replace(text, label=label)
 
     def _of_text(self, text: str) -> Sample:
         if self._tokenizer is None:
             tokens = list(text.encode())
         else:
-            end = self._tokenizer.eos_token_id
+            end = self._tokenizer.eos_token_id if self._ends else None
             tokens = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             tokens = tokens if end is None else [*tokens, end]
         return Sample(tokens=tokens, counted=[True] * len(tokens))

@@ -21,10 +21,6 @@ LONGEST_CSV_FIELD = min(sys.maxsize, 2**31 - 1)
 """csv refuses fields of more than 131,072 characters where nobody says otherwise; documents are longer."""
 
 
-DATASET_FILES = ("state.json", "dataset_dict.json")
-"""What `save_to_disk` of `datasets` leaves in a folder of one dataset, and of several."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One row.
@@ -154,15 +150,33 @@ def _parquet(path: Path) -> Iterator[Row]:
         raise DataError(f"{path} is not a Parquet file that can be read: {_first_line(error)}") from None
 
 
-def _dataset(path: Path) -> Iterator[Row]:
+def saved_dataset(path: Path) -> Any:
+    """What `datasets` has saved in a folder.
+
+    Raises:
+        DataError: it cannot be read, or holds several.
+    """
     try:
         table = _library().load_from_disk(str(path))
     except Exception as error:  # whatever the readers of its files raise
         raise DataError(f"{path} is not a dataset that can be read: {_first_line(error)}") from None
     if isinstance(table, dict):
         raise DataError(f"{path} holds several datasets. Name one of them: {', '.join(str(path / name) for name in table)}.")
+    return table
+
+
+def class_name(feature: Any, value: object) -> object:
+    """The name of a class where `datasets` knows it by its number; everything else as it is."""
+    if hasattr(feature, "int2str") and isinstance(value, int) and 0 <= value < feature.num_classes:
+        return feature.int2str(value)
+    return value
+
+
+def _dataset(path: Path) -> Iterator[Row]:
+    table = saved_dataset(path)
     for number, values in enumerate(table, start=1):
-        yield Row(where=f"{path}, row {number:,}", values=values)
+        named = {column: class_name(table.features[column], value) for column, value in values.items()}
+        yield Row(where=f"{path}, row {number:,}", values=named)
 
 
 def _library() -> Any:

@@ -153,7 +153,7 @@ def test_a_model_folder_without_weights_is_named(train: Train, place: Path) -> N
 def test_a_model_of_another_kind_is_named(train: Train, place: Path) -> None:
     small_model().save_pretrained("model")
     (place / "model" / "config.json").write_text('{"model_type": "vit"}')
-    assert refused(train, place, config=from_folder(place)) == (
+    assert refused(train, place, "model.task=causal-lm", config=from_folder(place)) == (
         "`model.path`: model holds a vit model, which is no causal language model."
     )
 

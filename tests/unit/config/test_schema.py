@@ -58,8 +58,8 @@ def test_one_file_is_a_list_of_one() -> None:
         ),
         (
             "zzz=3",
-            "`zzz` is not a key of the configuration. The keys are `precision`, `device`, `processes`, [model], [data], "
-            "[batch], [optimizer], [scheduler], [evaluation], [limits], [run].",
+            "`zzz` is not a key of the configuration. The keys are `precision`, `device`, `processes`, [model], [lora], "
+            "[data], [batch], [optimizer], [scheduler], [evaluation], [limits], [run].",
         ),
     ],
 )
@@ -86,7 +86,8 @@ def test_an_unknown_key_is_named_with_the_one_that_was_meant(setting: str, sente
         ("run.seed=1979-05-27", '`run.seed = 1979-05-27` is not right: it must be a whole number of at least 0, or "auto".'),
         (
             "model.config=3",
-            "`model.config = 3` is not right: it must be a table of the architecture's own configuration keys.",
+            "`model.config = 3` is not right: it must be a table of the architecture's own configuration keys, or of the "
+            "factory's arguments.",
         ),
     ],
 )
@@ -96,4 +97,4 @@ def test_a_value_of_the_wrong_kind_is_shown_with_what_would_be_right(setting: st
 
 def test_every_key_says_what_would_be_right() -> None:
     for key in known_keys():
-        assert "must be " in message(f"{key}={{nonsense = 1}}" if key != "model.config" else "model.config=1")
+        assert "must be " in message(f"{key}=1" if key.endswith(".config") else f"{key}={{nonsense = 1}}")

@@ -27,7 +27,7 @@ class Bigrams(nn.Module):
         generator = torch.Generator().manual_seed(0)
         self.table = nn.Parameter(torch.randn(vocabulary, vocabulary, generator=generator))
 
-    def forward(self, input_ids: Tensor, use_cache: bool) -> Output:
+    def forward(self, input_ids: Tensor) -> Output:
         return Output(self.table[input_ids])
 
 
