@@ -13,6 +13,7 @@ COMMANDS = {
     "train": "train a model as the configuration says",
     "plan": "what training a model takes in memory and time, and the best way, before it is run",
     "check": "find faults in training scripts without running them",
+    "watch": "run a training script unmodified, and say what is wrong or slow in it",
     "convert": "turn a plain FP32 loop into a right mixed-precision, accumulating, distributed loop",
     "explain": "explain a rule of check and watch",
     "env": "what this machine can do, measured, and what 'auto' would choose",

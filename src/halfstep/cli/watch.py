@@ -1,0 +1,124 @@
+"""`halfstep watch SCRIPT ARGS...`: runs a training script unmodified, and says what is wrong, where, and what to do."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from halfstep.findings.finding import Severity
+
+if TYPE_CHECKING:
+    from halfstep.findings.finding import Finding
+    from halfstep.record.running import Ending
+    from halfstep.record.verdict import Verdict
+    from halfstep.rules.settings import Settings
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--format", default="text", choices=("text", "json", "sarif", "github"), help="how to report")
+    parser.add_argument("--select", metavar="RULES", help="only these rules (names, codes or starts of codes, with commas)")
+    parser.add_argument("--ignore", metavar="RULES", help="all but these rules")
+    parser.add_argument("-m", dest="module", metavar="MODULE", help="run a module instead of a script")
+    parser.add_argument("script", nargs="?", metavar="SCRIPT", help="the training script")
+    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="its arguments")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the script, report, and return its exit code, or 1 where it ended well and something is wrong."""
+    from halfstep.errors import UsageError
+    from halfstep.record.running import run as run_script
+    from halfstep.record.session import Session
+    from halfstep.record.verdict import reach
+
+    words = [args.script, *args.args] if args.script is not None else args.args
+    if args.module is None and not words:
+        raise UsageError("nothing to watch: give a training script, or `-m` and the name of a module.")
+    target, given = (args.module, words) if args.module is not None else (words[0], words[1:])
+    settings = _settings(args, Path(target).resolve().parent if args.module is None else Path.cwd())
+    with _result(args.format) as out:
+        session = Session()
+        session.start()
+        try:
+            ending = run_script(target, given, module=args.module is not None)
+        finally:
+            session.stop()
+        sys.stdout.flush()
+        sys.stderr.write(ending.said)
+        verdict = reach([session.heard(ending.words)], settings)
+        _report(verdict, ending, args.format, out)
+    grave = any(f.severity in (Severity.ERROR, Severity.WARNING) for f in verdict.findings)
+    return ending.code or int(grave)
+
+
+def _settings(args: argparse.Namespace, start: Path) -> Settings:
+    from dataclasses import replace
+
+    from halfstep.rules.settings import nearest
+
+    found = nearest(start)
+    if args.select:
+        found = replace(found, select=tuple(args.select.split(",")))
+    if args.ignore:
+        found = replace(found, ignore=(*found.ignore, *args.ignore.split(",")))
+    return found
+
+
+@contextmanager
+def _result(form: str) -> Iterator[TextIO]:
+    """Where the report goes. Except for text, what the script and its children print goes to standard error."""
+    if form == "text":
+        yield sys.stdout
+        return
+    sys.stdout.flush()
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
+        os.dup2(2, 1)
+        try:
+            with redirect_stdout(sys.stderr):
+                yield out
+        finally:
+            out.flush()
+            os.dup2(out.fileno(), 1)
+
+
+def _report(verdict: Verdict, ending: Ending, form: str, out: TextIO) -> None:
+    findings = [_near(f) for f in verdict.findings]
+    if form == "json":
+        from halfstep.report.json import to_json
+
+        print(to_json(findings), file=out)
+    elif form == "sarif":
+        from halfstep.report.sarif import to_sarif
+
+        print(to_sarif(findings), file=out)
+    elif form == "github":
+        from halfstep.report.github import to_github
+
+        print(to_github(findings), end="", file=out)
+    else:
+        _print_text(verdict, findings, ending, out)
+
+
+def _near(finding: Finding) -> Finding:
+    """A finding whose path is told from here, as `check` would."""
+    from dataclasses import replace
+
+    path, here = Path(finding.path), Path.cwd()
+    return replace(finding, path=str(path.relative_to(here))) if path.is_relative_to(here) else finding
+
+
+def _print_text(verdict: Verdict, findings: list[Finding], ending: Ending, out: TextIO) -> None:
+    from halfstep.report.text import summary, to_text
+
+    sources = {str(Path(f.path)): verdict.sources.get(str(Path(f.path).resolve()), "") for f in findings}
+    print("", file=out)
+    if findings:
+        print(to_text(findings, sources), end="\n\n", file=out)
+    updates = sum(process.updates for process in verdict.heard)
+    ended = f" The script did not come to its end: {ending.words}." if ending.words else ""
+    print(f"halfstep watch: {updates} updates heard.{ended} {summary(len(findings), len(verdict.sources), 0)}", file=out)

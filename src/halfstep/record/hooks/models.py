@@ -1,0 +1,168 @@
+"""Forward passes, modes, autocast regions and replaced modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.loss import _Loss
+
+from halfstep.events.vocabulary import AutocastEnter, AutocastExit, Forward, Loss, Mode, ModuleReplaced, Region, ZeroGrad
+from halfstep.record.objects import Known
+from halfstep.record.patches import Patches
+from halfstep.record.places import Here
+from halfstep.record.recorder import Pass, Recorder
+
+_DEPENDENT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.modules.batchnorm._BatchNorm)
+
+
+def install(patches: Patches, rec: Recorder) -> None:
+    """Hear models."""
+    patches.wrap(nn.Module, "__call__", lambda original: _calling(original, rec))
+    patches.wrap(nn.Module, "train", lambda original: _switching(original, rec))
+    patches.wrap(nn.Module, "zero_grad", lambda original: _clearing(original, rec))
+    autocast = torch.amp.autocast_mode.autocast
+    patches.wrap(autocast, "__init__", _remembering)
+    patches.wrap(autocast, "__enter__", lambda original: _entering(original, rec))
+    patches.wrap(autocast, "__exit__", lambda original: _leaving(original, rec))
+    patches.keep(torch.nn.modules.module.register_module_module_registration_hook(_replacing(rec)))
+
+
+def _calling(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
+    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        if rec.inside or not rec.hears:
+            return original(self, *args, **kwargs)
+        rec.inside = True
+        try:
+            say_forward(rec, self)
+            return original(self, *args, **kwargs)
+        finally:
+            rec.inside = False
+            rec.current = None
+
+    return __call__
+
+
+def say_forward(rec: Recorder, module: nn.Module) -> None:
+    """The outermost call of a module."""
+    here = rec.here(depth=4)
+    if isinstance(module, _Loss):
+        rec.say(Loss, here, criterion=type(module).__name__, reduction=module.reduction, region=rec.region())
+        return
+    known = model_known(rec, module, here)
+    facts = known.facts
+    if not facts["parameters"]:
+        return
+    for listener in rec.listeners:
+        listener.forward_begins(module)
+    region = rec.region()
+    wrapped = facts.get("wrapper") == "ddp"
+    training = module.module.training if wrapped else module.training  # type: ignore[union-attr]
+    in_no_sync = getattr(module, "require_backward_grad_sync", True) is False
+    rec.current = Pass([region] if region is not None else [], training, in_no_sync, here, bypass=facts.get("ddp") is not None)
+    rec.passes[known.ref] = rec.current
+    rec.say(
+        Forward,
+        here,
+        model=known.ref,
+        training=training,
+        grad_enabled=torch.is_grad_enabled(),
+        wrapped=wrapped,
+        region=region,
+        device=facts["device"],
+        mode_dependent=facts["mode_dependent"],
+        buffers=facts["buffers"],
+    )
+
+
+def model_known(rec: Recorder, module: nn.Module, here: Here) -> Known:
+    """A model, looked at once."""
+    known = rec.objects.find(module) or rec.objects.known(module, "model", here.place)
+    if "parameters" not in known.facts:
+        first = next(module.parameters(), None)
+        known.facts.update(
+            parameters=first is not None,
+            device=first.device.type if first is not None else None,
+            mode_dependent=any(isinstance(m, _DEPENDENT) for m in module.modules()),
+            buffers=next(module.buffers(), None) is not None,
+        )
+        rec.objects.hold(known.ref, module)
+        if first is not None and first.dtype is torch.float16:
+            rec.half_models.add(known.ref)
+    return known
+
+
+def _switching(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
+    def train(self: nn.Module, mode: bool = True) -> Any:
+        if rec.quiet or rec.inside or not rec.hears:
+            return original(self, mode)
+        rec.quiet += 1
+        try:
+            here = rec.here()
+            if here.place is not None and next(self.parameters(), None) is not None:
+                rec.say(Mode, here, model=model_known(rec, self, here).ref, training=mode)
+            return original(self, mode)
+        finally:
+            rec.quiet -= 1
+
+    return train
+
+
+def _clearing(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
+    def zero_grad(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if rec.hears:
+            owners = dict.fromkeys(o for p in self.parameters() for o in rec.objects.owners(p))
+            rec.say(ZeroGrad, rec.here(), optimizers=tuple(owners))
+        original(self, *args, **kwargs)
+
+    return zero_grad
+
+
+def _remembering(original: Callable[..., Any]) -> Callable[..., Any]:
+    def __init__(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        original(self, device_type, dtype, *args, **kwargs)
+        self._halfstep_dtype_given = dtype is not None
+
+    return __init__
+
+
+def _entering(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
+    def __enter__(self: Any) -> Any:  # noqa: N807
+        entered = original(self)
+        if rec.hears:
+            here = rec.here()
+            given = getattr(self, "_halfstep_dtype_given", True)
+            dtype = str(self.fast_dtype).removeprefix("torch.")
+            region = Region(rec.number("region"), self.device, dtype, bool(self._enabled), here.place, given)
+            rec.regions.append(region)
+            if rec.current is not None and region.enabled:
+                rec.current.regions.append(region)
+            rec.say(AutocastEnter, here, region=region)
+        return entered
+
+    return __enter__
+
+
+def _leaving(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
+    def __exit__(self: Any, *error: Any) -> Any:  # noqa: N807
+        if rec.hears and rec.regions:
+            rec.say(AutocastExit, rec.here(), region=rec.regions.pop())
+        return original(self, *error)
+
+    return __exit__
+
+
+def _replacing(rec: Recorder) -> Callable[..., None]:
+    def hook(module: nn.Module, name: str, submodule: nn.Module | None) -> None:
+        before = module._modules.get(name)
+        if before is None or submodule is None or before is submodule or not rec.hears:
+            return
+        owners = dict.fromkeys(o for p in module.parameters() for o in rec.objects.owners(p))
+        if owners and any(p.requires_grad for p in submodule.parameters()):
+            here = rec.here()
+            new = rec.objects.known(submodule, "model", here.place).ref
+            rec.say(ModuleReplaced, here, model=model_known(rec, module, here).ref, module=new, optimizers=tuple(owners))
+
+    return hook

@@ -1,0 +1,288 @@
+"""Optimizers, loss scalers, clipping and schedulers."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.utils import clip_grad
+from torch.optim import lr_scheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from halfstep.events.vocabulary import Clip, Load, ScaleLoss, ScaleRead, ScalerUpdate, SchedulerStep, Step, Unscale, ZeroGrad
+from halfstep.record.graph import mark
+from halfstep.record.patches import Patches
+from halfstep.record.places import Here
+from halfstep.record.recorder import Recorder
+
+
+def install(patches: Patches, rec: Recorder) -> None:
+    """Hear what steps."""
+    optimizer = torch.optim.Optimizer
+    patches.wrap(optimizer, "__init__", lambda original: _making_optimizer(original, rec))
+    patches.wrap(optimizer, "add_param_group", lambda original: _adding(original, rec))
+    patches.wrap(optimizer, "zero_grad", lambda original: _clearing(original, rec))
+    patches.wrap(optimizer, "load_state_dict", lambda original: _loading(original, rec))
+    patches.keep(register_optimizer_step_pre_hook(lambda *given: _step_begins(rec, *given)))
+    patches.keep(register_optimizer_step_post_hook(lambda *given: _step_ended(rec, *given)))
+    scaler = torch.amp.grad_scaler.GradScaler
+    patches.wrap(scaler, "__init__", lambda original: _making_scaler(original, rec))
+    patches.wrap(scaler, "scale", lambda original: _scaling(original, rec))
+    patches.wrap(scaler, "unscale_", lambda original: _unscaling(original, rec))
+    patches.wrap(scaler, "step", lambda original: _stepping(original, rec))
+    patches.wrap(scaler, "update", lambda original: _updating(original, rec))
+    patches.wrap(scaler, "get_scale", lambda original: _reading_scale(original, rec))
+    for name, kind in (("clip_grad_norm_", "norm"), ("clip_grad_value_", "value")):
+        for owner in (clip_grad, torch.nn.utils):
+            patches.wrap(owner, name, lambda original, kind=kind: _clipping(original, rec, kind))  # type: ignore[misc]
+    for cls in _schedulers():
+        if "__init__" in vars(cls):
+            patches.wrap(cls, "__init__", lambda original: _making_scheduler(original, rec))
+        if "step" in vars(cls):
+            patches.wrap(cls, "step", lambda original: _moving(original, rec))
+
+
+def _schedulers() -> list[type]:
+    found = [c for c in vars(lr_scheduler).values() if isinstance(c, type) and issubclass(c, lr_scheduler.LRScheduler)]
+    return list(dict.fromkeys(found))
+
+
+def _params(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+# --- optimizers ---
+
+
+def _making_optimizer(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
+    def __init__(self: torch.optim.Optimizer, params: Any, defaults: dict[str, Any]) -> None:  # noqa: N807
+        original(self, params, defaults)
+        if rec.hears and rec.objects.find(self) is None:
+            known = rec.made(self, "optimizer", rec.here(), **{"class": type(self).__name__})
+            rec.objects.own(known.ref, _params(self))
+
+    return __init__
+
+
+def _adding(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
+    def add_param_group(self: torch.optim.Optimizer, param_group: dict[str, Any]) -> None:
+        original(self, param_group)
+        known = rec.objects.find(self)
+        if known is not None:
+            rec.objects.own(known.ref, self.param_groups[-1]["params"])
+
+    return add_param_group
+
+
+def _clearing(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
+    def zero_grad(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        if rec.hears:
+            here = rec.here()
+            rec.say(ZeroGrad, here, optimizers=(rec.optimizer(self, here).ref,))
+        original(self, *args, **kwargs)
+
+    return zero_grad
+
+
+def _loading(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
+    def load_state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if rec.hears:
+            here = rec.here()
+            rec.say(Load, here, target=rec.optimizer(self, here).ref)
+        return original(self, *args, **kwargs)
+
+    return load_state_dict
+
+
+def _step_begins(rec: Recorder, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if rec.hears and rec.stepping is None and not _closure(args, kwargs):
+        say_step(rec, optimizer, rec.here(depth=5), closure=False)
+
+
+def _step_ended(rec: Recorder, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if rec.hears and rec.stepping is None:
+        if _closure(args, kwargs):
+            say_step(rec, optimizer, rec.here(depth=5), closure=True)
+        rec.stepped(optimizer, None)
+
+
+def _closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return (len(args) > 1 and args[1] is not None) or kwargs.get("closure") is not None
+
+
+def say_step(rec: Recorder, optimizer: torch.optim.Optimizer, here: Here, *, closure: bool) -> None:
+    """An optimizer steps, alone or through a scaler."""
+    known = rec.optimizer(optimizer, here)
+    facts = known.facts
+    if "half" not in facts:
+        params = _params(optimizer)
+        models = [(rec.objects.model_of(p) or known.ref, p.dtype) for p in params]
+        facts["half"] = tuple(dict.fromkeys(m for m, dtype in models if dtype is torch.float16))
+        facts["bf16"] = tuple(dict.fromkeys(m for m, dtype in models if dtype is torch.bfloat16))
+    rec.say(
+        Step,
+        here,
+        optimizer=known.ref,
+        scaler=rec.stepping,
+        closure=closure,
+        region=rec.region(),
+        half_params=facts["half"],
+        bf16_params=facts["bf16"],
+    )
+
+
+# --- loss scalers ---
+
+
+def _making_scaler(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        original(self, *args, **kwargs)
+        if rec.hears and rec.objects.find(self) is None:
+            rec.made(self, "scaler", rec.here(), enabled=bool(self._enabled), init_scale=float(self._init_scale))
+
+    return __init__
+
+
+def _scaling(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
+    def scale(self: Any, outputs: Any) -> Any:
+        scaled = original(self, outputs)
+        if rec.hears and self.is_enabled():
+            here = rec.here()
+            ref = rec.objects.known(self, "scaler", here.place).ref
+            for tensor in (scaled,) if isinstance(scaled, torch.Tensor) else ():
+                if tensor.grad_fn is not None:
+                    mark(tensor.grad_fn, ref)
+            rec.say(ScaleLoss, here, scaler=ref)
+        return scaled
+
+    return scale
+
+
+def _unscaling(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
+    def unscale_(self: Any, optimizer: torch.optim.Optimizer) -> Any:
+        if rec.hears and self.is_enabled() and rec.stepping is None:
+            here = rec.here()
+            scaler = rec.objects.known(self, "scaler", here.place).ref
+            rec.say(Unscale, here, scaler=scaler, optimizer=rec.optimizer(optimizer, here).ref)
+        return original(self, optimizer)
+
+    return unscale_
+
+
+def _stepping(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
+    def step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if not rec.hears or not self.is_enabled():
+            return original(self, optimizer, *args, **kwargs)
+        here = rec.here()
+        rec.stepping = rec.objects.known(self, "scaler", here.place).ref
+        try:
+            say_step(rec, optimizer, here, closure=bool(args) or "closure" in kwargs)
+            return original(self, optimizer, *args, **kwargs)
+        finally:
+            rec.stepping = None
+            rec.stepped(optimizer, self)
+
+    return step
+
+
+def _updating(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
+    def update(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not rec.hears or not self.is_enabled():
+            return original(self, *args, **kwargs)
+        here = rec.here()
+        done = original(self, *args, **kwargs)
+        scale = self._scale
+        known = float(scale) if scale is not None and scale.device.type == "cpu" else None
+        rec.say(ScalerUpdate, here, scaler=rec.objects.known(self, "scaler", here.place).ref, scale=known)
+        rec.scaler_updated(self)
+        return done
+
+    return update
+
+
+def _reading_scale(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
+    def get_scale(self: Any) -> float:
+        if rec.hears and self.is_enabled():
+            rec.say(ScaleRead, rec.here())
+        return float(original(self))
+
+    return get_scale
+
+
+# --- clipping ---
+
+
+def _clipping(original: Callable[..., Any], rec: Recorder, kind: str) -> Callable[..., Any]:
+    def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        if not rec.hears or rec.quiet:
+            return original(parameters, *args, **kwargs)
+        generator = isinstance(parameters, types.GeneratorType)
+        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        owners = dict.fromkeys(o for p in given for o in rec.objects.owners(p))
+        partial = tuple(o for o in owners if _left_out(rec, o, given))
+        empty = generator and not given
+        draft = rec.say(Clip, rec.here(), {}, optimizers=tuple(owners), kind=kind, partial=partial, exhausted=empty)
+        done = original((p for p in given) if empty else given, *args, **kwargs)
+        if draft.extra is not None and isinstance(done, torch.Tensor) and done.device.type == "cpu":
+            draft.extra["norm"] = float(done)
+        return done
+
+    return clip
+
+
+def _left_out(rec: Recorder, owner: Any, given: list[torch.Tensor]) -> bool:
+    """Whether parameters of an optimizer that have gradients are not among those given."""
+    ids = set(map(id, given))
+    return any(id(p) not in ids and p.grad is not None for p in rec.objects.held(owner))
+
+
+# --- schedulers ---
+
+
+def _making_scheduler(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        if rec.quiet or not rec.hears:
+            original(self, *args, **kwargs)
+            return
+        here = rec.here()
+        rec.quiet += 1
+        try:
+            original(self, *args, **kwargs)
+        finally:
+            rec.quiet -= 1
+        bound = inspect.signature(original).bind_partial(self, *args, **kwargs).arguments
+        optimizer = bound.get("optimizer")
+        holder = rec.optimizer(optimizer, here).ref if isinstance(optimizer, torch.optim.Optimizer) else None
+        plain = {
+            k: v for k, v in bound.items() if k not in ("self", "optimizer") and isinstance(v, (int, float, str, list, tuple))
+        }
+        plain = {k: v for k, v in plain.items() if not isinstance(v, (list, tuple)) or all(isinstance(i, int) for i in v)}
+        known = rec.made(self, "scheduler", here, args=plain, optimizer=holder, **{"class": type(self).__name__})
+        for inner in bound.get("schedulers", ()):
+            part = rec.objects.find(inner)
+            if part is not None:
+                part.facts["part of"] = known.ref
+
+    return __init__
+
+
+def _moving(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if rec.quiet or not rec.hears:
+            return original(self, *args, **kwargs)
+        here = rec.here()
+        known = rec.objects.known(self, "scheduler", here.place)
+        optimizer = getattr(self, "optimizer", None)
+        holder = rec.optimizer(optimizer, here).ref if isinstance(optimizer, torch.optim.Optimizer) else None
+        argument = bool(args or kwargs)
+        rec.say(SchedulerStep, here, scheduler=known.ref, optimizer=holder, argument=argument, metric="")
+        rec.quiet += 1
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            rec.quiet -= 1
+
+    return step

@@ -1,0 +1,135 @@
+"""Hears a run: what the hooks tell it becomes events on the tape, with the state that several of them share."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from halfstep.events.vocabulary import Event, Made, Place, Ref, Region
+from halfstep.record.objects import Known, Objects
+from halfstep.record.places import Here, Moment, Places
+from halfstep.record.tape import Draft, Tape
+
+
+@dataclass(slots=True)
+class Pass:
+    """The latest forward pass of a model."""
+
+    regions: list[Region]
+    training: bool
+    in_no_sync: bool
+    here: Here
+    bypass: bool = False
+
+
+class Listener:
+    """Is told of the moments of a run while they happen. Silent by default."""
+
+    def forward_begins(self, model: nn.Module) -> None:
+        """The outermost call of a model begins."""
+
+    def batch_fetched(self, batch: Any) -> None:
+        """A loader handed out a micro-batch."""
+
+    def backward_begins(self, loss: torch.Tensor, place: Place | None) -> None:
+        """A backward pass begins."""
+
+    def update_ended(self, optimizer: torch.optim.Optimizer, scaler: Any) -> None:
+        """An optimizer has stepped, or, with a scaler, the scaler was updated after that."""
+
+    def collective(self, kind: str, here: Here | None) -> None:
+        """A collective begins, or, without a place, has ended."""
+
+    def joined_group(self, rank: int, size: int) -> None:
+        """This process is a rank now."""
+
+
+@dataclass
+class Recorder:
+    """What all hooks share. Only the thread that started it is heard."""
+
+    tape: Tape = field(default_factory=Tape)
+    places: Places = field(default_factory=Places)
+    objects: Objects = field(default_factory=Objects)
+    on: bool = True
+    inside: bool = False
+    """A model runs: what it calls is part of its forward pass."""
+    regions: list[Region] = field(default_factory=list)
+    passes: dict[Ref, Pass] = field(default_factory=dict)
+    current: Pass | None = None
+    stepping: Ref | None = None
+    """The scaler through which an optimizer steps now."""
+    quiet: int = 0
+    """Depth of library calls whose inner calls are part of them."""
+    updates: int = 0
+    listeners: list[Listener] = field(default_factory=list)
+    ddp: dict[Ref, weakref.ref[Any]] = field(default_factory=dict)
+    """DDP wrappers."""
+    half_models: set[Ref] = field(default_factory=set)
+    """Models whose parameters are stored in FP16."""
+    filled: dict[Ref, bool] = field(default_factory=dict)
+    """Optimizers whose parameters got gradients since they were last cleared."""
+    stepped_by_scaler: list[torch.optim.Optimizer] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    _thread: int = field(default_factory=threading.get_ident)
+
+    @property
+    def hears(self) -> bool:
+        """Whether events of this moment and thread count."""
+        return self.on and threading.get_ident() == self._thread
+
+    def here(self, moment: Moment = Moment.PLAIN, depth: int = 3) -> Here:
+        """Where the caller of a hook is."""
+        return self.places.here(depth, moment)
+
+    def say(self, kind: type[Event], here: Here, extra: dict[str, Any] | None = None, /, **fields: Any) -> Draft:
+        """Put an event on the tape."""
+        return self.tape.add(kind, here, fields, extra)
+
+    def made(self, thing: Any, kind: str, here: Here, /, **facts: Any) -> Known:
+        """Meet an object where it is made, and say so."""
+        known = self.objects.new(thing, kind, here.place)
+        known.facts.update(facts)
+        self.say(Made, here, what=known.ref, facts=known.facts)
+        return known
+
+    def region(self) -> Region | None:
+        """The autocast region that is open and enabled."""
+        return self.regions[-1] if self.regions and self.regions[-1].enabled else None
+
+    def number(self, what: str) -> int:
+        """The next number of a kind."""
+        self.counts[what] = self.counts.get(what, 0) + 1
+        return self.counts[what]
+
+    def stepped(self, optimizer: torch.optim.Optimizer, scaler: Any) -> None:
+        """An optimizer has stepped; with a scaler, its update ends when the scaler is updated."""
+        if scaler is None:
+            self._ended(optimizer, None)
+        elif optimizer not in self.stepped_by_scaler:
+            self.stepped_by_scaler.append(optimizer)
+
+    def scaler_updated(self, scaler: Any) -> None:
+        """The updates of the optimizers that stepped through a scaler end."""
+        waiting, self.stepped_by_scaler = self.stepped_by_scaler, []
+        for optimizer in waiting:
+            self._ended(optimizer, scaler)
+
+    def _ended(self, optimizer: torch.optim.Optimizer, scaler: Any) -> None:
+        self.updates += 1
+        for listener in self.listeners:
+            listener.update_ended(optimizer, scaler)
+
+    def optimizer(self, optimizer: torch.optim.Optimizer, here: Here) -> Known:
+        """An optimizer, with its parameters if it is met only now."""
+        known = self.objects.find(optimizer)
+        if known is None:
+            known = self.objects.known(optimizer, "optimizer", here.place)
+            known.facts["class"] = type(optimizer).__name__
+            self.objects.own(known.ref, (p for group in optimizer.param_groups for p in group["params"]))
+        return known

@@ -1,0 +1,60 @@
+"""The findings of a run: what the rules say of the traces of all its processes, and of the text behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from halfstep.events.trace import Decision, Story, Trace
+from halfstep.findings.finding import Finding
+from halfstep.imagine.suppress import UNUSED, kept
+from halfstep.record.telling import Heard
+from halfstep.record.text import BY_TEXT, Text
+from halfstep.rules.judge import judge
+from halfstep.rules.settings import Settings
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What is wrong, and with what source lines."""
+
+    findings: list[Finding] = field(default_factory=list)
+    sources: dict[str, str] = field(default_factory=dict)
+    heard: list[Heard] = field(default_factory=list)
+
+
+def reach(heard: Sequence[Heard], settings: Settings, more: Sequence[Finding] = ()) -> Verdict:
+    """Judge what every process heard; `more` are findings from elsewhere, such as the probes'."""
+    text = Text()
+    for path in sorted({path for process in heard for path in process.files}):
+        text.read(path)
+    rules = settings.rules()
+    traces = tuple(trace for process in heard for trace in _traces(process, text))
+    live = [rule for rule in rules if rule.card.name not in BY_TEXT]
+    found = judge(Story(traces, text.facts()), live, settings.severity)
+    found += text.findings(rules) if any(process.stretches for process in heard) else []
+    found += more
+    return Verdict(_once(_unsuppressed(found, text.sources)), text.sources, list(heard))
+
+
+def _traces(process: Heard, text: Text) -> list[Trace]:
+    rank = (Decision("rank", process.rank, "rank", True),) if process.rank is not None and process.size > 1 else ()
+    return [
+        Trace(tuple(map(text.annotated, events)), rank, repeated=number > 0) for number, events in enumerate(process.stretches)
+    ]
+
+
+def _unsuppressed(findings: list[Finding], sources: dict[str, str]) -> list[Finding]:
+    left: list[Finding] = []
+    for path in dict.fromkeys(f.path for f in findings):
+        mine = [replace(f, request=None) for f in findings if f.path == path]
+        left += [f for f in kept(mine, sources.get(path, ""), path, frozenset()) if f.rule != UNUSED]
+    return left
+
+
+def _once(findings: list[Finding]) -> list[Finding]:
+    """One finding for each rule and line, the gravest first."""
+    seen: dict[tuple[str, str, int], Finding] = {}
+    for finding in findings:
+        seen.setdefault((finding.rule, finding.path, finding.line), finding)
+    return sorted(seen.values(), key=lambda f: (-f.severity.weight, f.path, f.line, f.column, f.code))
