@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from halfstep.events.vocabulary import Place
-from halfstep.findings.card import Card
 from halfstep.findings.finding import Finding
 from halfstep.record.probes.cause import Cause, beyond_the_scale, cause_of
 from halfstep.record.probes.origin import Origin, Phase
+from halfstep.record.probes.telling import finding
 from halfstep.rules.measured import numbers as cards
 
 COLLAPSED_AFTER = 5
@@ -75,7 +75,7 @@ def findings_of(bad: Sequence[Bad], counts: Counts, *, scale: float | None, rank
     told = _faults(bad, rank, place)
     collapse = _collapse(bad, counts, scale, place)
     if collapse is not None:
-        constants = [finding for finding in told if finding.rule.startswith("amp-")]
+        constants = [fault for fault in told if fault.rule.startswith("amp-")]
         return constants or [collapse]
     falling = _falling(counts, scale, place)
     return told + ([falling] if falling is not None else [])
@@ -87,7 +87,7 @@ def _faults(bad: Sequence[Bad], rank: int, place: Place | None) -> list[Finding]
     for item in bad:
         if item.origin is not None and not (item.skipped and beyond_the_scale(item.origin)):
             cause = cause_of(item.origin, scale=item.scale, norms=item.norms)
-            found.setdefault(cause.card.name, _finding(cause.card, item.origin.place or place, _message(item, cause, rank)))
+            found.setdefault(cause.card.name, finding(cause.card, item.origin.place or place, _message(item, cause, rank)))
         if not item.skipped:
             break
     return list(found.values())
@@ -102,11 +102,11 @@ def _collapse(bad: Sequence[Bad], counts: Counts, scale: float | None, place: Pl
         return None
     message = f"the last {in_a_row} updates were skipped in a row and the loss scale fell to {scale:g}"
     if not other or other[-1].origin is None:
-        return _finding(cards.SCALE_COLLAPSE, place, message)
+        return finding(cards.SCALE_COLLAPSE, place, message)
     origin, saved = other[-1].origin, f"; {other[-1].saved}" if other[-1].saved else ""
     because = cause_of(origin, scale=other[-1].scale, norms=other[-1].norms).because
     message += f"; {_where(origin)} is not finite, which no loss scale cures: {because}{saved}"
-    return _finding(cards.SCALE_COLLAPSE, origin.place or place, message)
+    return finding(cards.SCALE_COLLAPSE, origin.place or place, message)
 
 
 def _falling(counts: Counts, scale: float | None, place: Place | None) -> Finding | None:
@@ -114,7 +114,7 @@ def _falling(counts: Counts, scale: float | None, place: Place | None) -> Findin
     if scale is None or settled < SETTLED_AFTER or counts.skipped_late / settled <= MOST_SKIPPED_SHARE:
         return None
     share = f"{counts.skipped_late / settled:.1%} of the updates after the first {SETTLED_AFTER} were skipped"
-    return _finding(cards.SCALE_FALLING, place, f"{share}, limit {MOST_SKIPPED_SHARE:.0%}; the loss scale is {scale:g}")
+    return finding(cards.SCALE_FALLING, place, f"{share}, limit {MOST_SKIPPED_SHARE:.0%}; the loss scale is {scale:g}")
 
 
 def _message(item: Bad, cause: Cause, rank: int) -> str:
@@ -138,16 +138,3 @@ def _where(origin: Origin) -> str:
     if origin.phase is Phase.WEIGHTS:
         return f"the weight {origin.detail}"
     return f"the {origin.phase.value} of {module} (`{origin.op}`)"
-
-
-def _finding(card: Card, place: Place | None, message: str) -> Finding:
-    return Finding(
-        rule=card.name,
-        code=card.code,
-        severity=card.severity,
-        path=place.path if place else "unknown",
-        line=place.line if place else 0,
-        column=(place.column if place else 0) + 1,
-        message=message,
-        why=card.why,
-    )

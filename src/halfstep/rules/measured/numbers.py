@@ -102,7 +102,7 @@ NOT_FINITE = Card(
 UNDERFLOW = Card(
     code="HS809",
     name="fp16-gradient-underflow",
-    severity=Severity.WARNING,
+    severity=Severity.INFO,
     what="A large share of a layer's gradient values is below what FP16 holds at this loss scale.",
     why="They are zero or lose their digits, so the layer learns from the rest alone. BF16 has the range of FP32.",
     example='scaler = torch.amp.GradScaler("cuda", init_scale=1.0)\n',
