@@ -104,6 +104,8 @@ class EpochBegin(Event):
     index: int
     function: str = ""
     """Name of the function that runs the loop."""
+    called: str = ""
+    """What the loop calls its source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,10 +32,8 @@ class Assignments(State):
     def assign(self, node: ast.Assign) -> None:
         """`a = b = value`."""
         value = self.eval(node.value)
-        if isinstance(node.value, ast.BinOp) and isinstance(node.value.op, ast.Add) and isinstance(value, Tensor):
-            text = ast.unparse(node.targets[0])
-            if text == ast.unparse(node.value.left) and self.loops:
-                value = self.kept(None, value, text, node)
+        if isinstance(value, Tensor) and self.loops and _adds_to(node.targets[0], node.value):
+            value = self.kept(None, value, ast.unparse(node.targets[0]), node)
         for target in node.targets:
             self.bind(target, value)
 
@@ -125,7 +123,7 @@ class Assignments(State):
             value.attrs[name] = new
             self._adopt(value.thing, new)
             if value.thing is not None and value.thing.kind == "dataset" and "epoch" in name and self.calls[-1:] != ["__init__"]:
-                place = self.outside(value.cls, node)
+                place = self.outside([value.cls], node)
                 self.emit(SetEpoch, node, place=place, target=value.thing, value=self.number("value"))
         elif isinstance(value, Thing):
             self.set_on_thing(value, name, new, node)
@@ -166,6 +164,8 @@ class Assignments(State):
         value = settled(value)
         if isinstance(value, dict):
             with contextlib.suppress(TypeError):
+                if key in value and "copied weights" in tags_of(value[key]):
+                    self.say_averaged(node)
                 value[key] = hinted(key, new) if isinstance(key, str) else new
         elif isinstance(value, list) and isinstance(key, int) and -len(value) <= key < len(value):
             value[key] = new
@@ -174,6 +174,14 @@ class Assignments(State):
         elif isinstance(value, Thing) and value.kind == "model":
             self._note_replaced(value, str(key), new, node, known=True)
             self._adopt(value, new)
+
+
+def _adds_to(target: ast.expr, value: ast.expr) -> bool:
+    """Whether a sum of the target and something else is assigned to it."""
+    sums = [n for n in ast.walk(value) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Add)]
+    name = ast.unparse(target) if sums and isinstance(target, (ast.Name, ast.Attribute)) else None
+    parts = (n for total in sums for n in ast.walk(total) if isinstance(n, (ast.Name, ast.Attribute)))
+    return isinstance(value, (ast.BinOp, ast.IfExp)) and name is not None and any(ast.unparse(n) == name for n in parts)
 
 
 def _loaded(target: ast.expr) -> ast.expr:

@@ -96,8 +96,8 @@ class Forwards(State):
             made.ddp |= {model}
             made.no_sync = bool(self.no_sync)
         elif any(parent.facts.get("wrapper") == "ddp" for parent in model.family()) and self.grad_enabled:
-            instance = model.facts.get("instance")
-            made.bypassed = self.outside(instance.cls if isinstance(instance, Instance) else None, node)
+            held = [member.facts.get("instance") for member in model.family()]
+            made.bypassed = self.outside([i.cls for i in held if isinstance(i, Instance)], node)
 
 
 def model_training(model: Thing) -> bool | None:

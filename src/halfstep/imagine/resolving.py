@@ -53,7 +53,7 @@ def _unused_in(model: Thing) -> list[str]:
 class _Resolver:
     def __init__(self, state: State) -> None:
         self.optimizers = [t for t in state.things if t.kind == "optimizer"]
-        self.drafts = state.drafts
+        self.drafts, self.things = state.drafts, state.things
         self.made = {d.fields["what"]: i for i, d in enumerate(state.drafts) if d.kind is Made}
         vague = [t for t in self.optimizers if not t.owners]
         self.vague = vague
@@ -94,6 +94,13 @@ class _Resolver:
                 found.append(draft.fields["optimizer"])
         return list(dict.fromkeys(found))
 
+    def covered(self, owner: Thing, models: frozenset[Thing]) -> bool:
+        """Whether these models hold all that an owner holds: itself, what wraps it or it wraps, or all of its parts."""
+        if models & owner.family() or models & _wrapped(owner):
+            return True
+        parts = [t for t in self.things if t.kind == "model" and _wrapped(owner) & set(t.parents)]
+        return bool(parts) and all(models & t.family() for t in parts)
+
     def partly(self, draft: Draft, serial: int) -> tuple[Ref, ...]:
         reach = draft.fields["optimizers"]
         if not isinstance(reach, Reach) or not reach.models:
@@ -101,8 +108,14 @@ class _Resolver:
         return tuple(
             t.ref
             for t in self.optimizers
-            if t.owners and _touches(t, reach.models) and not all(_covered(o, reach.models) for o in t.owners)
+            if t.owners and _touches(t, reach.models) and not all(self.covered(o, reach.models) for o in t.owners)
         )
+
+
+def _wrapped(model: Thing) -> set[Thing]:
+    """A model and what it wraps."""
+    inner = model.facts.get("inner")
+    return {model} | (_wrapped(inner) if isinstance(inner, Thing) else set())
 
 
 def _touches(optimizer: Thing, models: frozenset[Thing]) -> bool:
@@ -115,10 +128,6 @@ def _related(a: Thing, b: Thing) -> bool:
 
 def _owned(model: Thing, optimizers: list[Thing]) -> bool:
     return any(_related(owner, model) for t in optimizers for owner in t.owners)
-
-
-def _covered(owner: Thing, models: frozenset[Thing]) -> bool:
-    return any(_related(owner, model) for model in models)
 
 
 def _plain(value: Value) -> Value:

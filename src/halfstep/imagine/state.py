@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from halfstep.events.vocabulary import Backward, Event, Made, Place, Region, Turn
+from halfstep.events.vocabulary import AverageUpdate, Backward, Event, Made, Place, Region, Turn
 from halfstep.imagine.values import NO_TAGS, Class, Items, Module, Scope, Stream, Tags, Tensor, Thing, Truth, Unknown, Value
 from halfstep.imagine.worlds import World
 
@@ -165,11 +165,11 @@ class State:
             getattr(node, "end_col_offset", None) or 0,
         )
 
-    def outside(self, cls: Class | None, node: ast.AST) -> Place:
-        """Where the program enters an object: the innermost call that does not stand in the object's own class."""
+    def outside(self, classes: list[Class], node: ast.AST) -> Place:
+        """Where the program enters an object: the innermost call that does not stand in one of these classes."""
         places = [self.place(node), *reversed(self.stack)]
-        first, last = (cls.node.lineno, cls.node.end_lineno or 0) if cls is not None else (0, 0)
-        return next((p for p in places if not first <= p.line <= last), places[0])
+        spans = [(cls.node.lineno, cls.node.end_lineno or 0) for cls in classes]
+        return next((p for p in places if not any(first <= p.line <= last for first, last in spans)), places[0])
 
     def emit(self, kind: type[Event], node: ast.AST, /, **fields: Value) -> None:
         """Say that something happened at a node."""
@@ -195,6 +195,12 @@ class State:
         if node is not None and kind not in QUIET_KINDS:
             self.emit(Made, node, what=thing, facts=facts)
         return thing
+
+    def say_averaged(self, node: ast.AST) -> None:
+        """Copies of weights are moved: an average that the program keeps itself."""
+        if "averaged weights" not in self.memo:
+            self.memo["averaged weights"] = self.make("average", None, name="weights")
+        self.emit(AverageUpdate, node, target=self.memo["averaged weights"])
 
     def number(self, name: str) -> int:
         """The next number of a series."""

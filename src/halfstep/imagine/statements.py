@@ -183,7 +183,7 @@ class Statements(Assignments):
         loader = items.loader
         epoch = self.number(f"epoch {loader.number}") - 1 if loader is not None else 0
         if loader is not None:
-            self.emit(EpochBegin, at, loader=loader, index=epoch, function=self.calls[-1] if self.calls else "")
+            self.emit(EpochBegin, at, loader=loader, index=epoch, function=self.calls[-1] if self.calls else "", called=_text(at))
         self.loops.append(Turn(loop, 0, place, items.over, items.tags))
         try:
             for index, item in enumerate(list(items)):
@@ -337,6 +337,10 @@ class Statements(Assignments):
     def next_turn(self, node: ast.Continue) -> None:
         """`continue`."""
         raise ContinueLoop
+
+
+def _text(node: ast.AST) -> str:
+    return ast.unparse(node)[:60] if isinstance(node, ast.expr) else ""
 
 
 def decorator_name(node: ast.expr) -> str:

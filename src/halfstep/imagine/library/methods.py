@@ -166,6 +166,8 @@ def _on_thing(state: Calls, value: Thing, name: str, args: Args, kwargs: Kwargs,
         return _on_dict(state, table, name, args, kwargs, node)
     if value.kind == "super":
         return None
+    if value.kind == "generator" and name == "manual_seed":
+        return value
     if value.kind == "params" and name in ("__iter__",):
         return value
     return optimizing.call(state, value, name, args, kwargs, node)

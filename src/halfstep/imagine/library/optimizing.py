@@ -42,6 +42,8 @@ def call(state: Calls, thing: Thing, name: str, args: Args, kwargs: Kwargs, node
         return _other_model_method(state, thing, name, args, kwargs, node)
     if thing.kind == "param" and name.endswith("_"):
         return write_param(state, thing, node)
+    if thing.kind == "param" and name in ("clone", "detach"):
+        return Tensor(name="parameter", dtype="float", tags=frozenset({"copied weights"}))
     if thing.kind in ("param", "params"):
         return Tensor(models=frozenset(thing.owners), name="parameter", dtype="float")
     if thing.kind == "average" and name in ("update", "update_parameters", "step"):

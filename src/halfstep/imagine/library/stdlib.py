@@ -150,7 +150,7 @@ TABLE: dict[str, Callable[..., Value]] = {
     "argparse.ArgumentParser": _parser,
     "argparse.Namespace": _simple_namespace,
     "types.SimpleNamespace": _simple_namespace,
-    "time.time": lambda s, n, a, k, p: Unknown("time"),
+    **{f"time.{n}": lambda s, n, a, k, p: Unknown("time", frozenset({"data"})) for n in ("time", "monotonic", "perf_counter")},
     **{f"math.{name}": _math for name in ("ceil", "floor", "sqrt", "log", "exp", "cos", "sin", "isfinite", "isnan", "isinf")},
     **{f"numpy.{name}": _math for name in ("isfinite", "isnan", "isinf", "ceil", "floor")},
 }

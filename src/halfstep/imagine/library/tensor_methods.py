@@ -52,6 +52,9 @@ def call(state: Calls, value: Tensor, name: str, args: Args, kwargs: Kwargs, nod
     if name in ("float", "double", "half", "bfloat16", "long", "int", "bool"):
         kinds = {"float": "float", "double": "float", "half": "half", "bfloat16": "bfloat", "bool": "bool"}
         return derive(value, dtype=kinds.get(name, "int"), copied=value.copied, rows=value.rows)
+    if "copied weights" in value.tags and name in IN_PLACE_WRITES:
+        state.say_averaged(node)
+        return value
     if "gradient" in value.tags and name in IN_PLACE_WRITES:
         return _edit_gradient(state, value, name, args, node)
     if name in ("size", "numel", "dim"):

@@ -9,7 +9,21 @@ from typing import TYPE_CHECKING
 
 from halfstep.events.vocabulary import Clip, Divisor
 from halfstep.imagine.state import Reach
-from halfstep.imagine.values import NO_TAGS, Function, Instance, Scope, Tensor, Thing, Unknown, Value, model_of, settled, tags_of
+from halfstep.imagine.values import (
+    NO_TAGS,
+    Bound,
+    Function,
+    Instance,
+    Partial,
+    Scope,
+    Tensor,
+    Thing,
+    Unknown,
+    Value,
+    model_of,
+    settled,
+    tags_of,
+)
 
 if TYPE_CHECKING:
     from halfstep.imagine.calls import Calls
@@ -142,7 +156,7 @@ def _ask_lambda(state: Calls, made: Thing, facts: dict[str, Value], rest: Args, 
     """Call the schedule with some steps: is its peak the learning rate itself?"""
     lr = optimizer.facts.get("lr") if isinstance(optimizer, Thing) else None
     for value in _flat([*rest, facts.get("lr_lambda")]):
-        if not isinstance(value, Function) or lr is None:
+        if not isinstance(value, (Function, Bound, Partial, Instance)) or lr is None:
             continue
         results = [settled(state.call(value, [step], {}, node)) for step in SAMPLED_STEPS]
         known = [r for r in results if isinstance(r, (int, float))]

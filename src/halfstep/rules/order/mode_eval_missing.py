@@ -100,6 +100,6 @@ def _passes(trace: Trace) -> Iterator[tuple[EpochBegin, list[Forward]]]:
         elif isinstance(event, Backward):
             begin = None
         elif isinstance(event, EpochEnd) and begin is not None:
-            if NAMES.search(begin.loader.name) or NAMES.search(begin.function):
+            if any(map(NAMES.search, (begin.loader.name, begin.function, begin.called))):
                 yield begin, forwards
             begin = None

@@ -90,6 +90,6 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         elif isinstance(event, Backward):
             begin = None
         elif begin is not None and first is not None and first.model in trained:
-            if NAMES.search(begin.loader.name) or NAMES.search(begin.function):
+            if any(map(NAMES.search, (begin.loader.name, begin.function, begin.called))):
                 yield Found(begin.place, "validation builds graphs: use `torch.no_grad()`")
             begin = None
