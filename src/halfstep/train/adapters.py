@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from typing import Any
@@ -86,8 +87,7 @@ def with_adapters(model: nn.Module, settings: LoraRun, fresh: Sequence[str]) -> 
         exclude_modules=whole or None,
     )
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers for a name that goes with version 6
+        with _without_warnings():
             adapted: nn.Module = get_peft_model(model, config)
     except ValueError as error:
         raise ModelError(f"`lora.targets = {list(settings.targets)}` cannot be: {root_cause(error)}") from error
@@ -95,9 +95,11 @@ def with_adapters(model: nn.Module, settings: LoraRun, fresh: Sequence[str]) -> 
 
 
 def _targets(model: nn.Module, patterns: Sequence[str], whole: Sequence[str]) -> str | list[str]:
-    if list(patterns) == [ALL_LINEAR]:
-        return ALL_LINEAR
+    from transformers.pytorch_utils import Conv1D
+
     names = [name for name, module in model.named_modules() if _has_weight(module) and name not in whole]
+    if list(patterns) == [ALL_LINEAR] and any(isinstance(model.get_submodule(name), nn.Linear | Conv1D) for name in names):
+        return ALL_LINEAR
     found: dict[str, None] = {}
     for pattern in patterns:
         named = [name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")]
@@ -120,5 +122,14 @@ def is_adapted(model: nn.Module) -> bool:
 
 def merged(model: Any) -> nn.Module:
     """A copy of an adapted model without adapters, whose weights are what both came to; the model itself stays as it is."""
-    plain: nn.Module = copy.deepcopy(model).merge_and_unload()
+    with _without_warnings():
+        plain: nn.Module = copy.deepcopy(model).merge_and_unload()
     return plain
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """peft without those of a name that transformers gives up, and of a setting that it sets right itself."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -49,7 +49,8 @@ class Shelf:
             DataError: it does not open; it is named.
         """
         try:
-            return self._open_one(index).convert(mode)
+            with self._open_one(index) as picture:
+                return picture.convert(mode)
         except Exception as error:  # Pillow raises whatever the reader of a format does
             cause = str(error).partition("\n")[0]
             raise DataError(f"{self.names[index]} is not a picture that opens: {cause}") from None
