@@ -111,7 +111,7 @@ def test_auto_takes_the_simplest_sharding_that_fits(both: Both, free: int | None
 def test_one_process_has_nothing_to_divide(asked: str) -> None:
     model = blocks_model()
     engine = Engine(model, SGD(model.parameters(), lr=0.1), loss=weighted_loss, precision="fp32", sharding=asked)
-    reason = "one process" if asked in ("none", "auto") else f'one process, so that "{asked}" has nothing to divide'
+    reason = {"none": "asked for", "auto": "one process"}.get(asked, f'one process, so that "{asked}" has nothing to divide')
     assert str(engine.choices["sharding"]) == f"none ({reason})"
     assert type(model) is nn.Sequential
 
@@ -120,7 +120,7 @@ def refusal(work: str) -> str:
     """What is said of a model that cannot be sharded as asked."""
     model: nn.Module = tiny_model() if work == "no blocks" else blocks_model()
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-    given: dict[str, Any] = {"sharding": "none" if work == "none" else "zero9" if work == "unknown" else "zero3"}
+    given: dict[str, Any] = {"sharding": "zero9" if work == "unknown" else "zero3"}
     if work == "in DDP":
         model = DistributedDataParallel(model)
     if work == "stepped":
@@ -133,8 +133,15 @@ def refusal(work: str) -> str:
     return str(told.value)
 
 
+def test_none_on_several_ranks_divides_nothing(both: Both) -> None:
+    job = sharded_job("none", [UNEVEN, ALONE])
+    ranks = both(train, job)
+    assert_equals_one_process(job, ranks)
+    told = 'ddp (nothing is divided, as asked for with "none"; 2 ranks share the work)'
+    assert [rank.choices["sharding"] for rank in ranks] == [told] * 2
+
+
 REFUSED = {
-    "none": '`sharding = "none"` is for one process, and there are 2, whose weights would part. Use "ddp" or "auto".',
     "unknown": '`sharding` is \'zero9\', which is not one of "auto", "none", "ddp", "zero2", "zero3".',
     "no blocks": '`sharding = "zero3"` gathers a model block by block, and Sequential has no repeated blocks. Use "zero2", or '
     "shard it with `torch.distributed.fsdp.fully_shard` and give the engine the result.",

@@ -20,6 +20,7 @@ class MachineFacts:
         cores: processor cores that this process may use.
         memory_bytes: memory of the device (of the machine for the CPU); `None` where it is not known.
         world_size: ranks that are already running; 1 outside torchrun.
+        ranks_sharing_memory: ranks whose device that memory is: those on this machine for the CPU, else 1.
     """
 
     device: str
@@ -27,6 +28,7 @@ class MachineFacts:
     cores: int
     memory_bytes: int | None
     world_size: int
+    ranks_sharing_memory: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from halfstep.config.optimization import decide_optimizer, decide_scheduler
 from halfstep.config.options import Attention, DataKind, Precision, Tail, Task, TooLong
 from halfstep.config.run import BatchRun, DataRun, EvaluationRun, LimitsRun, ModelRun, OutputRun, Resolved, Run
 from halfstep.config.schema import EvaluationSection, LimitsSection, Written
+from halfstep.config.sharding import decide_sharding
 from halfstep.config.tasks import chosen_classes, resolve_lora
 from halfstep.errors import ConfigError
 
@@ -53,17 +54,22 @@ def resolve(written: Written, inputs: Inputs, facts: Facts) -> Resolved:
     batch = _batch(written, facts, decisions, processes=processes, sequence_length=sequence_length, windows=cut.sequences)
     limits = _limits(written.limits, inputs, decisions)
     planned = planned_updates(limits, batch, cut)
+    precision = _precision(written, facts, decisions)
+    optimizer = decide_optimizer(
+        written.optimizer, facts, decisions, pretrained=inputs.path is not None, adapters=written.lora is not None
+    )
     run = Run(
-        precision=_precision(written, facts, decisions),
+        precision=precision,
         device=decisions.take("device", written.device, lambda: _device(facts)),
         processes=processes,
+        sharding=decide_sharding(
+            written.sharding, facts, decisions, precision=precision, optimizer=optimizer, processes=processes
+        ),
         model=_model(written, inputs, facts, sequence_length, decisions),
         lora=resolve_lora(written.lora, decisions),
         data=data,
         batch=batch,
-        optimizer=decide_optimizer(
-            written.optimizer, facts, decisions, pretrained=inputs.path is not None, adapters=written.lora is not None
-        ),
+        optimizer=optimizer,
         scheduler=decide_scheduler(written.scheduler, planned, decisions),
         evaluation=_evaluation(written.evaluation, inputs, facts, planned, decisions),
         limits=limits,

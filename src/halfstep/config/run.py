@@ -21,6 +21,7 @@ from halfstep.config.options import (
     OptimizerName,
     Precision,
     SchedulerName,
+    Sharding,
     Tail,
     Task,
     TooLong,
@@ -157,6 +158,7 @@ class Run:
     precision: Precision
     device: str
     processes: int
+    sharding: Sharding
     model: ModelRun
     lora: LoraRun | None
     data: DataRun

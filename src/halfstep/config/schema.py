@@ -21,6 +21,7 @@ from halfstep.config.options import (
     OptimizerName,
     Precision,
     SchedulerName,
+    Sharding,
     Tail,
     Task,
     TooLong,
@@ -57,6 +58,8 @@ OTHER_WORDS = {
     "micro_batch": "batch.micro",
     "accumulate": "batch.global",
     "dtype": "precision",
+    "fsdp": "sharding",
+    "zero": "sharding",
     "amp": "precision",
     "optim": "optimizer.name",
     "context": "data.sequence_length",
@@ -201,6 +204,7 @@ class Written(Section):
     precision: Annotated[Precision, Word] | Auto | None = _key('"auto", "fp32", "fp16", "bf16" or "bf16-pure"')
     device: str | None = _key('"auto" or the name of a device, as "cpu", "cuda" or "cuda:1"')
     processes: Count | Auto | None = _key(WHOLE.format("processes"))
+    sharding: Annotated[Sharding, Word] | Auto | None = _key('"auto", "none", "ddp", "zero2" or "zero3"')
     model: Annotated[ModelSection, BeforeValidator(_of_factory)] = _section(ModelSection)
     lora: LoraSection | None = _key("a table with the keys rank, alpha, dropout and targets")
     data: DataSection = _section(DataSection)

@@ -5,8 +5,8 @@ Imported where a model is sharded, and not before: it takes torch a second.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +21,6 @@ from halfstep.distributed.blocks import all_blocks
 from halfstep.distributed.group import Group
 from halfstep.errors import ModelError
 
-Item = TypeVar("Item")
 OWN_PIECE_NUMEL = 2**16
 """A layer outside the blocks (an embedding, a head) of so many elements is gathered by itself."""
 
@@ -31,37 +30,14 @@ class Shards:
 
     Args:
         module: the sharded model.
-        group: all ranks.
         reduce_always: whether gradients are reduced after every micro-batch; else once a window, and whole until then.
     """
 
-    def __init__(self, module: nn.Module, group: Group, *, reduce_always: bool) -> None:
+    def __init__(self, module: nn.Module, *, reduce_always: bool) -> None:
         assert isinstance(module, FSDPModule)
         self._module: FSDPModule = module
-        self._group, self._reduce_always = group, reduce_always
+        self._reduce_always = reduce_always
         self._reduces = True
-
-    def in_step(self, feed: Iterator[tuple[Item, bool]], *, everyone: bool) -> Iterator[tuple[Item, bool, bool]]:
-        """As many micro-batches on every rank: a rank that has no more computes its first one again, which does not count.
-
-        Args:
-            feed: this rank's micro-batches, each with whether it is the last.
-            everyone: whether every rank has one; else a rank without gets another's.
-
-        Yields:
-            A micro-batch, whether it counts, and whether it is the last on all ranks.
-        """
-        item = next(feed, None)
-        stand_in = item[0] if item is not None else None
-        if not everyone:
-            stand_in = self._group.first_in_step(stand_in, has_some=item is not None)
-        while True:
-            more = self._group.anybody_in_step(item is not None and not item[1])
-            self.reduce(not more)
-            yield cast(Item, stand_in if item is None else item[0]), item is not None, not more
-            if not more:
-                return
-            item = None if item is None or item[1] else next(feed)
 
     def reduce(self, last: bool) -> None:
         """Say whether the next backward is the last of its window, after which nothing stays whole."""

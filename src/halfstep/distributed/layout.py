@@ -11,43 +11,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adafactor, Adagrad, Optimizer, RMSprop
 
-from halfstep.config.choice import ASKED_FOR, Choice
+from halfstep.config.choice import Choice
 from halfstep.config.options import Sharding
+from halfstep.config.sharding import EVERY_MICRO_BATCH, States, as_asked, choose, choose_reduction
 from halfstep.distributed.ddp import ddp_in, replicate, unwrap
 from halfstep.distributed.group import Group
 from halfstep.distributed.shards import is_sharded, local
-from halfstep.errors import ConfigError
 
 if TYPE_CHECKING:
     from halfstep.distributed.fsdp2 import Shards
-
-AUTO = "auto"
-STATES_SHARE = 0.7
-"""Of the memory at hand, what states and gradients may take under "auto": the rest is for activations and buffers."""
-WHOLE_GRADIENTS_SHARE = 0.3
-"""Of the memory that sharded states leave, what whole gradients may take until a window ends."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class States:
-    """Bytes of what training keeps of a model, all ranks together.
-
-    Attributes:
-        parameters: its parameters, trained or frozen.
-        gradients: the gradients of those that are trained.
-        optimizer: what the optimizer keeps beside them.
-    """
-
-    parameters: int
-    gradients: int
-    optimizer: int
-
-    def on_a_rank(self, sharding: Sharding, ranks: int) -> int:
-        """Bytes on one of so many ranks, activations and buffers aside."""
-        whole = self.parameters + self.gradients + self.optimizer
-        if sharding in (Sharding.NONE, Sharding.DDP):
-            return whole
-        return whole // ranks + (self.parameters if sharding is Sharding.ZERO2 else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,50 +57,16 @@ class Wanted:
 
 
 def decide(wanted: Wanted, model: nn.Module, optimizers: Sequence[Optimizer], group: Group) -> Choice[Sharding]:
-    """Where the model will lie; every rank calls it.
-
-    Raises:
-        ConfigError: several ranks were to know nothing of each other.
-    """
+    """Where the model will lie; every rank calls it."""
     module = unwrap(model)
     if is_sharded(module):
-        return Choice(value=Sharding.ZERO3, reason="the model was given in shards")
-    if group.alone:
-        asked = "" if wanted.asked in (AUTO, Sharding.NONE) else f', so that "{wanted.asked}" has nothing to divide'
-        return Choice(value=Sharding.NONE, reason=f"one process{asked}")
-    if wanted.asked == Sharding.NONE:
-        raise ConfigError(
-            f'`sharding = "none"` is for one process, and there are {group.size}, whose weights would part. Use "ddp" or "auto".'
-        )
-    if wanted.asked != AUTO:
-        return Choice(value=Sharding(wanted.asked), reason=ASKED_FOR)
+        value = Sharding.ZERO2 if wanted.asked == Sharding.ZERO2 else Sharding.ZERO3
+        return Choice(value=value, reason="the model was given in shards")
+    if (choice := as_asked(wanted.asked, group.size)) is not None:
+        return choice
     if ddp_in(model) is not None:
         return Choice(value=Sharding.DDP, reason="the model was given in DDP")
     return choose(states_of(module, optimizers), group.size, _at_hand(wanted, module, group))
-
-
-def choose(states: States, ranks: int, at_hand: int | None) -> Choice[Sharding]:
-    """The simplest sharding with which the states fit, and room is left for activations.
-
-    Args:
-        states: of the whole model.
-        ranks: two or more.
-        at_hand: bytes that a rank has for all of it; None where that is not known.
-    """
-    if at_hand is None:
-        return Choice(value=Sharding.DDP, reason="the memory of this device is unknown, so the states are taken to fit")
-    limit = int(STATES_SHARE * at_hand)
-    within = f"of {_gb(at_hand)} at hand on the rank that has least, {1 - STATES_SHARE:.0%} are left for activations"
-    whole = states.on_a_rank(Sharding.DDP, ranks)
-    if whole <= limit:
-        return Choice(value=Sharding.DDP, reason=f"weights, gradients and states of {_gb(whole)} fit on every rank: {within}")
-    for sharding in (Sharding.ZERO2, Sharding.ZERO3):
-        need = states.on_a_rank(sharding, ranks)
-        if need <= limit:
-            reason = f"{_gb(whole)} of weights, gradients and states do not fit on a rank, {_gb(need)} do: {within}"
-            return Choice(value=sharding, reason=reason)
-    reason = f"the least memory, and still {_gb(need)} of weights, gradients and states: {within}"
-    return Choice(value=Sharding.ZERO3, reason=f"{reason}; more ranks would help")
 
 
 def lay_out(
@@ -164,23 +102,8 @@ def lay_out(
         shard(module, group, device, sharding=choice.value, dtype=dtype, find_unused=wanted.find_unused)
         follow(optimizers, before, module)
     check_sharded(module, group)
-    shards = Shards(module, group, reduce_always=sync.value == EVERY_MICRO_BATCH)
+    shards = Shards(module, reduce_always=sync.value == EVERY_MICRO_BATCH)
     return Layout(model=model, shards=shards, choices={"sharding": _worded(choice), "gradient_sync": sync})
-
-
-ONCE_A_WINDOW = "once a window"
-EVERY_MICRO_BATCH = "after every micro-batch"
-
-
-def choose_reduction(states: States, ranks: int, at_hand: int | None) -> Choice[str]:
-    """When gradients of a sharded model are reduced: until then they are whole on every rank, which takes memory."""
-    if at_hand is None:
-        return Choice(value=EVERY_MICRO_BATCH, reason="whole gradients would take memory, and how much there is is unknown")
-    left = max(0, at_hand - states.on_a_rank(Sharding.ZERO3, ranks))
-    size = f"whole gradients of {_gb(states.gradients)}, of {_gb(left)} that sharded states leave"
-    if states.gradients <= WHOLE_GRADIENTS_SHARE * left:
-        return Choice(value=ONCE_A_WINDOW, reason=f"there is room for {size}")
-    return Choice(value=EVERY_MICRO_BATCH, reason=f"{size}, are more than {WHOLE_GRADIENTS_SHARE:.0%}")
 
 
 def states_of(module: nn.Module, optimizers: Sequence[Optimizer]) -> States:
@@ -212,7 +135,3 @@ def _at_hand(wanted: Wanted, module: nn.Module, group: Group) -> int | None:
 
 def _worded(choice: Choice[Sharding]) -> Choice[str]:
     return Choice(value=choice.value.value, reason=choice.reason)
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:,.3g} GB"

@@ -11,9 +11,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from halfstep.config.options import Sharding, option
+from halfstep.config.sharding import AUTO
 from halfstep.distributed import Group, world
 from halfstep.distributed.ddp import unwrap
-from halfstep.distributed.layout import AUTO, Layout, Wanted, decide, lay_out
+from halfstep.distributed.layout import Layout, Wanted, decide, lay_out
 from halfstep.engine.accumulation import Accumulation
 from halfstep.engine.arithmetic import Arithmetic
 from halfstep.engine.finish import Finish

@@ -52,8 +52,8 @@ class Engine:
         ema: averaged weights with `update_parameters(model)`, as `torch.optim.swa_utils.AveragedModel` has.
         tail: what becomes of an epoch's last, shorter window: "step", "carry" (into the next epoch) or "drop".
         sharding: what each of several ranks holds: "ddp" everything, "zero2" its shard of gradients and optimizer states,
-            "zero3" of parameters too, or "auto"; "none" and "auto" are all that one process can do. The model is sharded in place
-            and the optimizer is given its new parameters.
+            "zero3" of parameters too, or "auto"; one process has nothing to divide. The model is sharded in place and the
+            optimizer is given its new parameters.
         checkpoint_activations: compute the activations of repeated blocks again in backward instead of keeping them.
         find_unused_parameters: whether parameters can take part in some micro-batches and not in others; gradients are then
             reduced after the last backward instead of during it.

@@ -11,6 +11,7 @@ from torch import nn
 
 from halfstep.config.choice import Choice
 from halfstep.distributed import Group
+from halfstep.distributed.shards import in_step
 from halfstep.engine.accumulation import Accumulated
 from halfstep.engine.batch import num_samples, to_device
 from halfstep.engine.halving import is_out_of_memory
@@ -46,7 +47,8 @@ class ShardedAccumulation:
         window, batches = new_window(), []
         try:
             with window:
-                for batch, counts, last in self._shards.in_step(feed, everyone=everyone):
+                for batch, counts, last in in_step(feed, self._group, everyone=everyone):
+                    self._shards.reduce(last)
                     if counts:
                         batches.append(batch)
                         window.samples += num_samples(batch)
@@ -63,7 +65,7 @@ class ShardedAccumulation:
 
     def quiet(self) -> AbstractContextManager[None]:
         """A context for backwards of the caller's own: each reduces its gradients, since any can be the last."""
-        self._shards.reduce(last=True)
+        self._shards.reduce(True)
         return nullcontext()
 
     def _pass(self, window: Window, batch: Any, *, counts: bool, last: bool) -> None:

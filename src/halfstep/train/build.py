@@ -40,18 +40,22 @@ from halfstep.train.packing import Packed, mixes_documents
 from halfstep.train.padded import Padded, padding_of
 from halfstep.train.reading import predicted_bytes
 from halfstep.train.samples import Samples, Shape, Source
+from halfstep.train.shards import is_divided, made_in_shards
 from halfstep.train.tasks import look_of, loss_of, metric_of
 from halfstep.train.windows import Batch
 
 ParameterGroup = dict[str, Any]
 
 
-def build_model(opened: Opened, run: Run, device: torch.device) -> tuple[nn.Module, dict[str, Choice[Any]]]:
-    """The model in FP32 on the device, and what was decided on the way.
+def build_model(opened: Opened, run: Run, device: torch.device, group: Group) -> tuple[nn.Module, dict[str, Choice[Any]]]:
+    """The model in FP32 on the device, whole or this rank's shards of it, and what was decided on the way.
 
-    Fresh weights are drawn on the CPU from the run's seed, so that they do not depend on device or rank.
+    Fresh weights are drawn on the CPU from the run's seed, so that they do not depend on device, rank or sharding. A model with
+    adapters, or of the user's own, is made whole and is sharded by the engine. Every rank must call it.
     """
     torch.manual_seed(run.run.seed)
+    if is_divided(run, group) and not (run.lora or run.model.factory):
+        return made_in_shards(opened, run, device, group)
     choices: dict[str, Choice[Any]] = {}
     model, fresh = _whole_model(opened, run, choices)
     if run.lora is not None:
@@ -113,15 +117,17 @@ def try_own(model: nn.Module, train: Source, run: Run, device: torch.device) -> 
     sum_and_weight(result)
 
 
-def try_loss(model: nn.Module, run: Run, asked: int | None) -> Choice[int]:
+def try_loss(model: nn.Module, run: Run, asked: int | None, *, sharded: bool) -> Choice[int]:
     """How many tokens' logits are computed at a time, tried on the model itself.
 
     Raises:
         ModelError: chunks were asked for, and the model cannot do without its logits.
     """
-    if run.model.task is Task.CAUSAL_LM and run.model.loss is None and run.data.sequence_length is not None:
+    whole = run.model.task is Task.CAUSAL_LM and run.model.loss is None and not sharded
+    if whole and run.data.sequence_length is not None:
         return choose_chunk(model, micro_tokens=run.batch.micro * run.data.sequence_length, asked=asked)
     cause = "the loss is your own" if run.model.loss is not None else f'the task is "{run.model.task}"'
+    cause = "the model's head is sharded" if sharded else cause
     if asked:
         raise ModelError(f"`model.loss_chunk = {asked}` cannot be: {cause}. Use 0, or leave it out.")
     return Choice(value=0, reason=f"whole logits, because {cause}")
@@ -278,6 +284,7 @@ def build_engine(
         clip_value=run.optimizer.clip_value or None,
         ema=average,
         tail=run.batch.tail,
+        sharding=run.sharding,
         checkpoint_activations=run.model.checkpoint_activations,
         evidence=Path(run.run.folder) / "evidence",
     )

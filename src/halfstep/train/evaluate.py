@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from halfstep.config.options import Metric
 from halfstep.distributed import Group
+from halfstep.distributed.shards import in_step, is_sharded
 from halfstep.engine.batch import to_device
+from halfstep.engine.reading import read_ahead
 
 Look = Callable[[nn.Module, Any], tuple[Tensor, ...]]
 """From a model and a batch to the summed loss, what it was summed over and, where that is asked, how much of it is right."""
@@ -77,7 +79,18 @@ def _sums(model: nn.Module, held_out: HeldOut) -> list[float]:
     """The sums of loss, of what counts, and of what of it is right: NaN where nobody counts that."""
     sums = torch.zeros(3, dtype=torch.float64, device=held_out.device)
     with held_out.autocast():
-        for batch in held_out.batches:
+        for batch, counts in _in_step(model, held_out):
             total, count, *right = held_out.look(model, to_device(batch, held_out.device))
+            if not counts:
+                continue
             sums += torch.stack([value.double() for value in (total, count, *(right or [torch.full_like(total, math.nan)]))])
     return sums.tolist()
+
+
+def _in_step(model: nn.Module, held_out: HeldOut) -> Iterator[tuple[Any, bool]]:
+    """The batches, with whether they count: of a sharded model every rank looks at as many as the others."""
+    if not is_sharded(model):
+        yield from ((batch, True) for batch in held_out.batches)
+        return
+    for batch, counts, _ in in_step(read_ahead(held_out.batches), held_out.group, everyone=False):
+        yield batch, counts

@@ -98,7 +98,9 @@ class RunFolder:
         files: list[Listener] = [JsonLines(self.path / "log.jsonl"), LedgerFile(self.path / "ledger.jsonl")]
         return [*files, TensorBoard(self.path / "events")] if tensorboard else files
 
-    def save_model(self, name: str, model: nn.Module, tokenizer: Any | None) -> Path:
+    def save_model(
+        self, name: str, model: nn.Module, tokenizer: Any | None, state: dict[str, torch.Tensor] | None = None
+    ) -> Path:
         """Write the model, and its tokenizer where it has one, as a folder for `from_pretrained`.
 
         Raises:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from halfstep.config.choice import ASKED_FOR, Choice
 from halfstep.distributed.ddp import unwrap
-from halfstep.distributed.shards import local
 from halfstep.errors import ModelError
 from halfstep.precision.untouched import untouched
 from halfstep.train.chunked_loss import chunk_tokens, linear_cross_entropy
@@ -112,8 +111,6 @@ def obstacle(model: nn.Module) -> str | None:
         return f"{type(module).__name__} names no language-model head (`get_output_embeddings`)"
     if type(head) is not nn.Linear:
         return f"its head is a {type(head).__name__} of {type(head).__module__} and not torch's own"
-    if local(head.weight) is not head.weight:
-        return "its head is sharded"
     if head._forward_hooks or head._forward_pre_hooks:
         return "its head has hooks"
     return _tried(module, head)

@@ -17,8 +17,10 @@ from halfstep.config.resolve import resolve
 from halfstep.config.run import Resolved, Run
 from halfstep.config.schema import Written
 from halfstep.distributed import Group, connect
+from halfstep.distributed.shards import is_sharded, whole_state
 from halfstep.engine import Engine
 from halfstep.measure.memory import memory_use
+from halfstep.precision.select import explain_without_model
 from halfstep.train.allocator import keep_freed_memory
 from halfstep.train.book import Book
 from halfstep.train.build import (
@@ -43,9 +45,10 @@ from halfstep.train.launch import fix_cublas_workspace, let_waiting_threads_slee
 from halfstep.train.limits import Limits, Stop
 from halfstep.train.loggers import following, require
 from halfstep.train.loop import Loop
-from halfstep.train.opening import Opened, device_of, facts_of, open_inputs
+from halfstep.train.opening import Opened, alike, device_of, facts_of, open_inputs
 from halfstep.train.progress import progress
 from halfstep.train.record import Listener
+from halfstep.train.shards import is_divided, whole_again
 from halfstep.train.summary import Ending, Summary, rate_of
 from halfstep.train.tasks import unit_of
 
@@ -92,11 +95,14 @@ def prepare(written: Written, *, started: datetime) -> Prepared:
     device = device_of(written)
     allocator = keep_freed_memory(device.type)
     opened = open_inputs(written)
-    facts = facts_of(opened, written, device, started)
+    group = connect(device)
+    facts = alike(facts_of(opened, written, device, started), group)
     resolved = resolve(written, opened.inputs, facts)
     require(resolved.run.run.loggers)
-    group = connect(device)
-    model, choices = build_model(opened, resolved.run, device)
+    if is_auto(written.precision) and is_divided(resolved.run, group):
+        facts = replace(facts, precision=group.from_first(explain_without_model(device)))
+        resolved = resolve(written, opened.inputs, facts)
+    model, choices = build_model(opened, resolved.run, device, group)
     if resolved.run.data.packing is not None:
         packing = None if is_auto(written.data.packing) else resolved.run.data.packing
         facts = replace(facts, packing=try_packing(model, opened, packing))
@@ -105,12 +111,12 @@ def prepare(written: Written, *, started: datetime) -> Prepared:
     workers = None if is_auto(written.data.workers) else resolved.run.data.workers
     facts = replace(
         facts,
-        loss_chunk=try_loss(model, resolved.run, chunk),
+        loss_chunk=try_loss(model, resolved.run, chunk, sharded=is_divided(resolved.run, group)),
         workers=try_loading(opened.train, resolved.run, device, facts.machine.cores, workers),
     )
     resolved = resolve(written, opened.inputs, facts)
     try_own(model, opened.train, resolved.run, device)
-    if is_auto(written.precision):
+    if is_auto(written.precision) and facts.precision is None:
         measured = measure_precision(model, opened.train, resolved.run, group, device)
         resolved = resolve(written, opened.inputs, replace(facts, precision=measured))
     return Prepared(
@@ -149,14 +155,16 @@ def train(job: Prepared, interruption: Interruption, *, stream: TextIO) -> tuple
     engine, choices = build_engine(job.model, job.resolved, average, job.opened.train)
     path, output = Path(job.run.run.folder), job.run.run
     if job.group.rank > 0:
-        return _train(job, engine, product, None, [], interruption), path
+        summary = _train(job, engine, product, None, [], interruption)
+        _save(job, product, None, "model")
+        return summary, path
     folder = RunFolder(path, job.resolved.with_choices(choices))
     settings = job.run.to_dict()
     with folder.failures_noted(), following(output.loggers, path, settings, partial(_say, stream)) as followers:
         files = folder.logs(tensorboard=output.tensorboard)
         listeners = [*files, *followers, progress(stream, planned_updates=job.planned, unit=unit_of(job.run))]
         summary = _train(job, engine, product, folder, listeners, interruption)
-        folder.save_model("model", product, job.opened.kept_beside)
+        _save(job, product, folder, "model")
         folder.finish(summary, engine.choices)
     return summary, path
 
@@ -204,9 +212,15 @@ def _train(
 
 
 def _keeper(job: Prepared, product: nn.Module, folder: RunFolder | None) -> Callable[[], object] | None:
-    if folder is None or not job.run.evaluation.keep_best:
-        return None
-    return lambda: folder.save_model("best", product, job.opened.kept_beside)
+    return partial(_save, job, product, folder, "best") if job.run.evaluation.keep_best else None
+
+
+def _save(job: Prepared, product: nn.Module, folder: RunFolder | None, name: str) -> None:
+    """Save the model in the folder of rank 0; every rank calls it, since a sharded one is gathered there."""
+    state = whole_state(product, job.group) if is_sharded(product) else None
+    if folder is not None:
+        whole = product if state is None else whole_again(job.opened, job.run, state)
+        folder.save_model(name, whole, job.opened.kept_beside)
 
 
 def _summary(job: Prepared, engine: Engine, book: Book, judge: Judge, because: str, *, interrupted: bool) -> Summary:

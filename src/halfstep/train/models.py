@@ -21,6 +21,7 @@ from halfstep.config.choice import Choice
 from halfstep.config.facts import ModelFacts
 from halfstep.config.options import Task
 from halfstep.errors import ModelError
+from halfstep.train.weights import drawn, fill, give_memory
 
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
@@ -148,13 +149,26 @@ def config_of_folder(folder: str, task: Task) -> Any:
 
 
 def new_model(config: Any, attention: str = "eager", task: Task = Task.CAUSAL_LM) -> nn.Module:
-    """A model of this configuration in FP32 with fresh weights, drawn from torch's generator.
+    """A model of this configuration in FP32 with fresh weights, drawn from torch's generator on the CPU.
+
+    Raises:
+        ModelError: no model can be built from the configuration.
+    """
+    model = shell(config, attention, task)
+    give_memory(model, torch.device("cpu"))
+    fill(model, drawn(shell(config, attention, task)))
+    return model
+
+
+def shell(config: Any, attention: str = "eager", task: Task = Task.CAUSAL_LM) -> nn.Module:
+    """A model of this configuration in FP32 on the meta device: names and shapes without memory.
 
     Raises:
         ModelError: no model can be built from the configuration.
     """
     try:
-        model: nn.Module = _auto(task).from_config(config, dtype=torch.float32, attn_implementation=attention)
+        with torch.device("meta"):
+            model: nn.Module = _auto(task).from_config(config, dtype=torch.float32, attn_implementation=attention)
     except Exception as error:  # whatever its modules raise for numbers that do not fit together
         raise ModelError(f"`model.config`: no {config.model_type} can be built from it: {root_cause(error)}") from error
     return model
@@ -217,8 +231,7 @@ def model_facts(config: Any, task: Task) -> ModelFacts:
     layers = getattr(text, "num_hidden_layers", None)
     if layers is not None and layers < 1:
         raise ModelError(f"The configuration of the {config.model_type} asks for {layers} layers: it takes 1.")
-    with torch.device("meta"):
-        model = new_model(config, task=task)
+    model = shell(config, task=task)
     return ModelFacts(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         hidden=getattr(text, "hidden_size", None),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -15,7 +15,7 @@ from halfstep.config.facts import Facts, MachineFacts, ModelFacts
 from halfstep.config.inputs import BYTES, Inputs, Tokenizers, resolve_inputs
 from halfstep.config.options import Task
 from halfstep.config.schema import Written
-from halfstep.distributed import local_device, world
+from halfstep.distributed import Group, local_device, world
 from halfstep.errors import DataError, DeviceError, ModelError
 from halfstep.measure.memory import total_bytes
 from halfstep.train.classes import set_classes
@@ -113,6 +113,13 @@ def facts_of(opened: Opened, written: Written, device: torch.device, started: da
     return Facts(machine=_machine(device, ranks), model=opened.model, data=opened.data.facts, started=started)
 
 
+def alike(facts: Facts, group: Group) -> Facts:
+    """The facts as every rank decides by them: of the memory, what the rank that has least of it has."""
+    memory = facts.machine.memory_bytes
+    unknown, negative = group.max(float(memory is None), -float(memory or 0))
+    return replace(facts, machine=replace(facts.machine, memory_bytes=None if unknown else int(-negative)))
+
+
 def device_of(written: Written) -> torch.device:
     """The device of this rank: the one that was asked for, else the one that torch finds.
 
@@ -168,4 +175,5 @@ def _machine(device: torch.device, ranks: int) -> MachineFacts:
         cores=torch.get_num_threads(),
         memory_bytes=total_bytes(device),
         world_size=ranks,
+        ranks_sharing_memory=1 if device.type != "cpu" else world().local_size if world().size > 1 else ranks,
     )

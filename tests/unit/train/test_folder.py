@@ -122,7 +122,7 @@ def test_a_writer_of_weights_that_finds_the_disk_full_leaves_the_model_before(
     folder.save_model("model", model(), None)
     before = sorted(path.name for path in (folder.path / "model").iterdir())
 
-    def full(self: LlamaForCausalLM, path: str) -> None:
+    def full(self: LlamaForCausalLM, path: str, **given: object) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     monkeypatch.setattr(LlamaForCausalLM, "save_pretrained", full)
