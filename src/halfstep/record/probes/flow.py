@@ -7,21 +7,20 @@ infinity, which softmax takes away again, from a fault.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from halfstep.events.vocabulary import Place
 from halfstep.record.probes.lines import line_of_script
+from halfstep.record.probes.paths import Paths
 
 RERUN = str(Path(__file__).with_name("origin.py"))
 """Whose frames begin a re-run: what called them is not what led to an operation."""
@@ -121,16 +120,14 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         outside: what is known of tensors that no operation made, by `key_of`.
+        paths: tells which module runs.
     """
 
-    def __init__(self, outside: Mapping[int, str]) -> None:
+    def __init__(self, outside: Mapping[int, str], paths: Paths) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._outside = outside
+        self._outside, self._paths = outside, paths
         self._bad: dict[int, Operation] = {}
         self._makers: dict[int, Maker] = {}
-        self._path: list[str] = []
-        self._starts: list[int] = []
-        self._owners: list[str] = []
         self._count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -146,7 +143,7 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
         written = [t for t in tree_leaves(result) if isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex())]
         kinds = [Kind.FINITE if name in WITHOUT_VALUES else kind_of(tensor) for tensor in written]
         worst = max(kinds, key=lambda kind: kind.value, default=Kind.FINITE)
-        maker = Maker(name=name, scalars=_scalars(args, kwargs), place=None if self._node() else line_of_script(until=RERUN))
+        maker = Maker(name=name, scalars=_scalars(args, kwargs), place=None if _node() else line_of_script(until=RERUN))
         operation = self._operation(func, args, kwargs, maker, before, worst, written[0].dtype) if worst.value else None
         for tensor, kind in zip(written, kinds, strict=True):
             self._note(key_of(tensor), maker, operation if kind is not Kind.FINITE else None)
@@ -155,47 +152,6 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def of(self, tensor: Tensor) -> Operation | None:
         """The operation that made `tensor` not finite."""
         return self._bad.get(key_of(tensor))
-
-    @contextmanager
-    def modules(self, model: nn.Module) -> Iterator[None]:
-        """Know which module runs; backward operations are told apart by the numbers of their autograd nodes."""
-        with ExitStack() as hooks:
-            for path, module in model.named_modules():
-                hooks.callback(module.register_forward_pre_hook(self._entering(path), prepend=True).remove)
-                hooks.callback(module.register_forward_hook(self._leaving(path), always_call=True).remove)
-            self._mark("")
-            yield
-
-    def _entering(self, path: str) -> Callable[..., None]:
-        def enter(*_: Any) -> None:
-            self._path.append(path)
-            self._mark(path)
-
-        return enter
-
-    def _leaving(self, path: str) -> Callable[..., None]:
-        def leave(*_: Any) -> None:
-            while self._path and self._path.pop() != path:
-                pass
-            self._mark(self._path[-1] if self._path else "")
-
-        return leave
-
-    def _mark(self, path: str) -> None:
-        """From the next autograd node on, nodes belong to `path`."""
-        self._starts.append(torch._C._autograd._get_sequence_nr())
-        self._owners.append(path)
-
-    def _node(self) -> Any:
-        """The autograd node that runs; None in forward, whatever torch's stub says."""
-        return torch._C._current_autograd_node()
-
-    def _module(self) -> str:
-        node = self._node()
-        if node is None:
-            return self._path[-1] if self._path else ""
-        place = bisect_right(self._starts, node._sequence_nr()) - 1
-        return self._owners[max(place, 0)] if node._sequence_nr() < 2**63 else ""
 
     def _read(self, func: Any, name: str, args: Any, kwargs: Any) -> list[Tensor]:
         """The floating inputs whose values the operation reads."""
@@ -213,13 +169,13 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _operation(
         self, func: Any, args: Any, kwargs: Any, maker: Maker, before: list[Any], result: Kind, dtype: torch.dtype
     ) -> Operation:
-        node = self._node()
+        node = _node()
         fresh = all(kind is Kind.FINITE for _, kind, _, _ in before)
         return Operation(
             number=self._count,
             name=maker.name,
             node=node.name() if node is not None else "",
-            module=self._module(),
+            module=self._paths.now(),
             place=maker.place,
             inputs=tuple(self._input(*seen, told=fresh) for seen in before),
             result=result,
@@ -241,6 +197,11 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
             zeros=told and bool((tensor == 0).any()),
             negative=told and not tensor.is_complex() and bool((tensor < 0).any()),
         )
+
+
+def _node() -> Any:
+    """The autograd node that runs; None in forward, whatever torch's stub says."""
+    return torch._C._current_autograd_node()
 
 
 def key_of(tensor: Tensor) -> int:

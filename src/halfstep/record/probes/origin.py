@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from halfstep.events.vocabulary import Place
 from halfstep.record.probes.flow import Flow, Kind, Operation, key_of, kind_of
+from halfstep.record.probes.paths import Paths
 from halfstep.record.probes.rerun import Call, again, floating, inner
 
 
@@ -82,10 +83,15 @@ def _of_call(model: nn.Module, call: Call, device: torch.device) -> Origin | Non
     if call.changed:
         return Origin(phase=Phase.UNKNOWN, detail="the script wrote over the batch, so that it cannot be run again")
     outside = _outside(inner(model), call)
-    flow = Flow(outside)
+    paths = Paths(inner(model))
+    flow = Flow(outside, paths)
     with again(model, call, device) as module:
-        with flow.modules(module), flow:
-            output = module.forward(*call.args, **call.kwargs)
+        paths.install()
+        try:
+            with flow:
+                output = module.forward(*call.args, **call.kwargs)
+        finally:
+            paths.remove()
         outputs = floating(output, "output")
         blamed = _in_forward(flow, outputs, call)
         if blamed is not None:
