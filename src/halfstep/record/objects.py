@@ -38,6 +38,15 @@ class Objects:
         known = self._known.get(id(thing))
         return known if known is not None and known.thing() is thing else None
 
+    def thing(self, ref: Ref) -> Any:
+        """The object itself; None where it is gone."""
+        return next((known.thing() for known in self._known.values() if known.ref == ref), None)
+
+    def things(self, kind: str) -> list[Any]:
+        """All objects of a kind that live, in the order in which they were met."""
+        found = (known.thing() for known in self._known.values() if known.ref.kind == kind)
+        return [thing for thing in found if thing is not None]
+
     def new(self, thing: Any, kind: str, place: Place | None, *, given: bool = False) -> Known:
         """Meet an object where it is made."""
         return self._meet(thing, kind, place, _name(place, made=True), given)

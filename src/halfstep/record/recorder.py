@@ -13,6 +13,7 @@ from torch import nn
 from halfstep.events.vocabulary import Event, Made, Place, Ref, Region
 from halfstep.record.objects import Known, Objects
 from halfstep.record.places import Here, Moment, Places
+from halfstep.record.probes.rerun import RERUNNING
 from halfstep.record.tape import Draft, Tape
 
 
@@ -81,7 +82,7 @@ class Recorder:
     @property
     def hears(self) -> bool:
         """Whether events of this moment and thread count."""
-        return self.on and threading.get_ident() == self._thread
+        return self.on and threading.get_ident() == self._thread and not RERUNNING.get()
 
     def here(self, moment: Moment = Moment.PLAIN, depth: int = 3) -> Here:
         """Where the caller of a hook is."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from halfstep.record.hooks import backward, data, models, optimizing, ranks
 from halfstep.record.patches import Patches
+from halfstep.record.probing import Asked, Probing
 from halfstep.record.recorder import Listener, Recorder
 from halfstep.record.telling import Heard, tell
 
@@ -27,19 +28,26 @@ class Session:
     recorder: Recorder = field(default_factory=Recorder)
     patches: Patches = field(default_factory=Patches)
     group: _Group = field(default_factory=_Group)
+    asked: Asked = field(default_factory=Asked)
+
+    def __post_init__(self) -> None:
+        self.probing = Probing(self.recorder, self.asked)
 
     def start(self) -> None:
         """Put the hooks in."""
-        self.recorder.listeners.append(self.group)
+        self.recorder.listeners += [self.group, self.probing]
         for hooks in (models, optimizing, backward, data, ranks):
             hooks.install(self.patches, self.recorder)
+        self.probing.install(self.patches)
 
     def stop(self) -> None:
         """Take every hook out."""
         self.recorder.on = False
+        self.probing.stop()
         self.patches.undo()
 
     def heard(self, ending: str = "") -> Heard:
         """What this process heard until now."""
-        rec = self.recorder
-        return Heard(self.group.rank, self.group.size, tell(rec), frozenset(rec.places.files), rec.updates, ending)
+        rec, group = self.recorder, self.group
+        files, measured = frozenset(rec.places.files), self.probing.told()
+        return Heard(group.rank, group.size, tell(rec), files, rec.updates, ending, measured)

@@ -23,8 +23,8 @@ class Verdict:
     heard: list[Heard] = field(default_factory=list)
 
 
-def reach(heard: Sequence[Heard], settings: Settings, more: Sequence[Finding] = ()) -> Verdict:
-    """Judge what every process heard; `more` are findings from elsewhere, such as the probes'."""
+def reach(heard: Sequence[Heard], settings: Settings) -> Verdict:
+    """Judge what every process heard, and add what its probes found."""
     text = Text()
     for path in sorted({path for process in heard for path in process.files}):
         text.read(path)
@@ -33,7 +33,8 @@ def reach(heard: Sequence[Heard], settings: Settings, more: Sequence[Finding] = 
     live = [rule for rule in rules if rule.card.name not in BY_TEXT]
     found = judge(Story(traces, text.facts()), live, settings.severity)
     found += text.findings(rules) if any(process.stretches for process in heard) else []
-    found += more
+    asked = {card.name for card in settings.cards()}
+    found += [finding for process in heard for finding in process.measured.get("findings", ()) if finding.rule in asked]
     return Verdict(_once(_unsuppressed(found, text.sources)), text.sources, list(heard))
 
 

@@ -30,15 +30,20 @@ class Settings:
         Raises:
             ConfigError: A name is no rule's.
         """
+        asked = self.cards()
+        return tuple(rule for rule in all_rules() if rule.card in asked)
+
+    def cards(self) -> tuple[Card, ...]:
+        """The cards of what is asked for, that of measured faults included.
+
+        Raises:
+            ConfigError: A name is no card's.
+        """
         for name in (*self.select, *self.ignore, *self.severity):
             if not any(_means(name, card) for card in all_cards()):
                 raise ConfigError(f"`{name}` is no rule's name or code. `halfstep explain --all` lists them.")
-        return tuple(
-            rule
-            for rule in all_rules()
-            if (not self.select or any(_means(n, rule.card) for n in self.select))
-            and not any(_means(n, rule.card) for n in self.ignore)
-        )
+        chosen = [card for card in all_cards() if not self.select or any(_means(name, card) for name in self.select)]
+        return tuple(card for card in chosen if not any(_means(name, card) for name in self.ignore))
 
 
 def _means(name: str, card: Card) -> bool:

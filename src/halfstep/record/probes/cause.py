@@ -93,8 +93,21 @@ def beyond_the_scale(origin: Origin) -> bool:
     return origin.phase is Phase.BACKWARD and operation is not None and _fits_fp32(operation)
 
 
-def loss_operation(loss: Tensor) -> str:
-    """The autograd node nearest to a loss that is not finite which divides by zero or takes its logarithm; else empty."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossOperation:
+    """The autograd node of a loss that divides by zero or takes its logarithm.
+
+    Attributes:
+        name: of the node, such as `LogBackward0`; empty where none was seen.
+        guarded: whether it does so in FP16 although something was added, which FP16 rounded away.
+    """
+
+    name: str = ""
+    guarded: bool = False
+
+
+def loss_operation(loss: Tensor) -> LossOperation:
+    """The one that is nearest to a loss that is not finite."""
     nodes, seen = [loss.grad_fn], 0
     while nodes and seen < 64:
         node, seen = nodes.pop(0), seen + 1
@@ -102,9 +115,11 @@ def loss_operation(loss: Tensor) -> str:
             continue
         kept = getattr(node, f"_saved_{SAVED[node.name()]}", None) if node.name() in SAVED else None
         if isinstance(kept, Tensor) and bool(((kept == 0) | ~torch.isfinite(kept)).any()):
-            return node.name()
+            guard = node.next_functions[-1][0]
+            added = guard is not None and guard.name().startswith(("Add", "Clamp"))
+            return LossOperation(name=node.name(), guarded=added and kept.dtype is torch.float16)
         nodes.extend(following for following, _ in node.next_functions)
-    return ""
+    return LossOperation()
 
 
 def _constant(operation: Operation) -> Cause | None:
@@ -138,6 +153,8 @@ def _computed(origin: Origin, scale: float | None) -> Cause:
     if operation is not None and (operation.name in DIVISIONS or operation.node.startswith(NODES)):
         zeros = " of zero" if any(given.zeros for given in operation.inputs) else ""
         return Cause(card=cards.LOG_OR_DIVISION, because=f"`{origin.op}`{zeros} is not finite in FP32 either")
+    if origin.phase is Phase.LOSS and origin.guarded:
+        return Cause(card=FP16_EPS, because=f"what guards `{origin.op}` is zero in FP16, which ends at 6e-8")
     if origin.phase is Phase.LOSS and origin.op:
         return Cause(card=cards.LOG_OR_DIVISION, because=f"the loss takes `{origin.op}` of zero or of what is not finite")
     return Cause(card=cards.NOT_FINITE, because=origin.detail or "its inputs are finite")

@@ -42,8 +42,8 @@ class Dtypes(Probe):
             return
         self._device_type = next((p.device.type for p in model.parameters()), "cpu")
         self._hooks = [
-            model.register_forward_pre_hook(self._begin),
-            model.register_forward_hook(self._end, always_call=True),
+            model.register_forward_pre_hook(self.safely(self._begin)),
+            model.register_forward_hook(self.safely(self._end), always_call=True),
         ]
 
     def _begin(self, model: nn.Module, _args: Any) -> None:

@@ -34,12 +34,12 @@ class Keeper:
         self._sample_ids: Sequence[int] | None = None
         self.device = torch.device("cpu")
 
-    def attach(self, model: nn.Module) -> None:
-        """Hear the forwards of `model`."""
+    def attach(self, model: nn.Module, safely: Callable[[Callable[..., object]], Callable[..., None]]) -> None:
+        """Hear the forwards of `model`; hooks are registered through `safely`."""
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._hooks = [
-            model.register_forward_pre_hook(self._before, with_kwargs=True),
-            model.register_forward_hook(self._after, with_kwargs=True),
+            model.register_forward_pre_hook(safely(self._before), with_kwargs=True),
+            model.register_forward_hook(safely(self._after), with_kwargs=True),
         ]
 
     def detach(self) -> None:

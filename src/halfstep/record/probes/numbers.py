@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from halfstep.events.vocabulary import Place
 from halfstep.findings.finding import Finding
-from halfstep.record.probes.cause import loss_operation
+from halfstep.record.probes.cause import LossOperation, loss_operation
 from halfstep.record.probes.evidence import save
 from halfstep.record.probes.history import Grid, History
 from halfstep.record.probes.judgement import Bad, Counts, findings_of
@@ -25,6 +25,8 @@ from halfstep.record.probes.keeping import Keeper
 from halfstep.record.probes.layers import Layers, norms_of
 from halfstep.record.probes.origin import Origin, Phase, find_origin
 from halfstep.record.probes.probe import Probe
+from halfstep.record.probes.rerun import Call, apart
+from halfstep.record.probes.scale import scale_of
 from halfstep.report.parts import AnyPart, Heat, Lines, Mark
 
 MOST_SEARCHES = 6
@@ -50,7 +52,7 @@ class Numbers(Probe):
         self._marks: list[Mark] = []
         self._bad: list[Bad] = []
         self._losses: list[Tensor] = []
-        self._loss_op = ""
+        self._loss_op = LossOperation()
         self._scaler: torch.amp.GradScaler | None = None
         self._looked: list[float] | None = None
         self._origin: Origin | None = None
@@ -63,9 +65,9 @@ class Numbers(Probe):
         self._model, self._layers = model, Layers.of(model, optimizer)
         self._grid = Grid(self._layers.names)
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self._scale_before = self._scaler.get_scale() if self._scaler is not None else None
-        self._keeper.attach(model)
-        self._hooks = [optimizer.register_step_pre_hook(self._before_step)]
+        self._scale_before = scale_of(self._scaler)
+        self._keeper.attach(model, self.safely)
+        self._hooks = [optimizer.register_step_pre_hook(self.safely(self._before_step))]
 
     def batch_fetched(self, batch: Any, sample_ids: Sequence[int] | None) -> None:
         """Remember the samples."""
@@ -75,7 +77,7 @@ class Numbers(Probe):
         """Remember the loss; look at once where looking does not make an accelerator wait."""
         self._losses.append(loss.detach())
         if loss.device.type == "cpu" and not _is_finite(loss):
-            self._loss_op = self._loss_op or loss_operation(loss)
+            self._loss_op = self._loss_op if self._loss_op.name else loss_operation(loss)
             for call in self._keeper.calls[-1:]:
                 call.loss_is_finite = False
 
@@ -96,13 +98,16 @@ class Numbers(Probe):
 
     def _search(self) -> None:
         self._searches += 1
-        calls = self._keeper.calls
+        with apart():
+            self._searched(self._keeper.calls)
+
+    def _searched(self, calls: Sequence[Call]) -> None:
         try:
             origin = find_origin(self._model, calls, self._keeper.device)
         except (RuntimeError, NotImplementedError) as error:  # what the model raises when it is called once more
             origin = Origin(phase=Phase.UNKNOWN, detail=f"the micro-batch could not be run again ({error})")
         if origin.phase is Phase.LOSS:
-            origin = replace(origin, op=self._loss_op)
+            origin = replace(origin, op=self._loss_op.name, guarded=self._loss_op.guarded)
         self._origin = origin
         if self._evidence is not None and calls:
             name = f"update-{self._counts.updates}-rank-{self._rank}.pt"
@@ -112,13 +117,13 @@ class Numbers(Probe):
     def update_ended(self, index: int) -> None:
         """Book the update. Where no step was heard, the scaler has skipped it and the gradients are still there."""
         scale = self._scale_before
-        after = self._scaler.get_scale() if self._scaler is not None else None
+        after = scale_of(self._scaler)
         if self._looked is None:
             self._look(None)
         skipped = scale is not None and after is not None and (after < scale or not all(map(math.isfinite, self._looked or [])))
         self._book(index, self._looked or [], scale, skipped=skipped)
         self._spoilt = self._spoilt or (self._is_bad and not skipped)
-        self._scale_before, self._looked, self._origin, self._saved, self._loss_op = after, None, None, "", ""
+        self._scale_before, self._looked, self._origin, self._saved, self._loss_op = after, None, None, "", LossOperation()
         self._losses.clear()
         self._keeper.clear()
 

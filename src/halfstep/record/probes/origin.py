@@ -40,6 +40,7 @@ class Origin:
         micro_batch: which forward of the update, from 0.
         sample_ids: the samples of that micro-batch, where the loader told.
         loss_is_finite: whether backward began from a finite loss; None where that was not heard.
+        guarded: whether the operation of the loss divides by a guard that FP16 rounded to zero.
         detail: which input, weight or row, or why nothing was found.
         operation: all that is known of the operation; None where there is none.
     """
@@ -52,6 +53,7 @@ class Origin:
     micro_batch: int = 0
     sample_ids: tuple[int, ...] = ()
     loss_is_finite: bool | None = None
+    guarded: bool = False
     detail: str = ""
     operation: Operation | None = None
 

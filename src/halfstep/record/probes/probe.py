@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -32,8 +32,27 @@ class Probe(ABC):
         probe.findings(), probe.measurements()           at the end, and at any time before it
         probe.detach()                                   once; `findings` and `measurements` still answer after it
 
-    An error in a probe is the probe's, never the script's: the driver takes out a probe that raises and says so.
+    An error in a probe is the probe's, never the script's: hooks are registered through `safely`, and a probe that failed is
+    asked no more.
+
+    Attributes:
+        failure: the error that ended the probe, in words; empty while it is well.
     """
+
+    failure: str = ""
+
+    def safely(self, call: Callable[..., object]) -> Callable[..., None]:
+        """`call`, whose errors end the probe and never reach the script, and whose result nobody sees."""
+
+        def guarded(*args: Any, **kwargs: Any) -> None:
+            if self.failure:
+                return
+            try:
+                call(*args, **kwargs)
+            except Exception as error:  # whatever it is: the script must not see it
+                self.failure = f"{type(error).__name__}: {error}"
+
+        return guarded
 
     @abstractmethod
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> None:

@@ -20,6 +20,16 @@ RERUNNING: ContextVar[bool] = ContextVar("halfstep_rerunning", default=False)
 """True while a probe makes a forward once more: what happens then is no part of the loop, and no hook may count it."""
 
 
+@contextmanager
+def apart() -> Iterator[None]:
+    """What a probe does inside is no part of the loop."""
+    token = RERUNNING.set(True)
+    try:
+        yield
+    finally:
+        RERUNNING.reset(token)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Casting:
     """The autocast region around a forward."""
@@ -105,10 +115,6 @@ def again(model: nn.Module, call: Call, device: torch.device) -> Iterator[nn.Mod
     Yields the module whose `forward` is to be called. Parameters are what they are now, and stay so.
     """
     module = inner(model)
-    token = RERUNNING.set(True)
-    try:
-        with untouched(module, device), torch.enable_grad(), call.casting.again():
-            call.rng.restore()
-            yield module
-    finally:
-        RERUNNING.reset(token)
+    with apart(), untouched(module, device), torch.enable_grad(), call.casting.again():
+        call.rng.restore()
+        yield module

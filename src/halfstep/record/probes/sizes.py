@@ -20,6 +20,7 @@ from halfstep.record.probes.layers import Layers, values
 from halfstep.record.probes.lines import line_of_script
 from halfstep.record.probes.probe import Probe
 from halfstep.record.probes.rerun import RERUNNING
+from halfstep.record.probes.scale import scale_of
 from halfstep.record.probes.telling import finding
 from halfstep.report.parts import AnyPart, Table
 from halfstep.rules.measured import bf16 as bf16_cards
@@ -77,9 +78,9 @@ class Sizes(Probe):
         self._seen = [Seen() for _ in self._layers.names]
         self._underflow, self._ratios = Grid(self._layers.names), Grid(self._layers.names)
         self._hooks = [
-            model.register_forward_pre_hook(self._forward),
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
+            model.register_forward_pre_hook(self.safely(self._forward)),
+            optimizer.register_step_pre_hook(self.safely(self._before_step)),
+            optimizer.register_step_post_hook(self.safely(self._after_step)),
         ]
 
     def _forward(self, model: nn.Module, _args: Any) -> None:
@@ -100,7 +101,7 @@ class Sizes(Probe):
 
     def _look(self, divisor: float) -> None:
         """Sample weights and gradients, and count what FP16 holds of the gradients."""
-        scale = self._scaler.get_scale() if self._scaler is not None else 1.0
+        scale = scale_of(self._scaler) or 1.0
         for index, parameter in enumerate(self._layers.parameters):
             gradient = None if parameter.grad is None else sample(values(parameter.grad)).float() / divisor
             sparse = parameter.grad is not None and parameter.grad.is_sparse
@@ -189,7 +190,7 @@ class Sizes(Probe):
         if not low:
             return []
         name, share = max(low, key=lambda item: item[1])
-        scale = self._scaler.get_scale() if self._scaler is not None else 1.0
+        scale = scale_of(self._scaler) or 1.0
         below = f"{share:.0%} of the gradient values, zeros aside, are below FP16's normal range"
         message = f"`{name}`: {below} at a loss scale of {scale:g}, limit {UNDERFLOW_LIMIT:.0%}"
         return [finding(number_cards.UNDERFLOW, self._place, message)]

@@ -1,0 +1,167 @@
+"""Hangs probes into the loops that the recorder hears: a set of its own for each pair of a model and its optimizer."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import dataloader as torch_dataloader
+
+from halfstep.events.vocabulary import Place
+from halfstep.findings.finding import Finding
+from halfstep.record.patches import Patches
+from halfstep.record.probes.dtypes import Dtypes
+from halfstep.record.probes.evidence import Replay
+from halfstep.record.probes.numbers import Numbers
+from halfstep.record.probes.probe import Probe
+from halfstep.record.probes.sizes import Sizes
+from halfstep.record.recorder import Listener, Recorder
+from halfstep.report.parts import AnyPart, Table
+
+MOST_PAIRS = 8
+MOST_WAITING = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the probes are asked to do.
+
+    Attributes:
+        evidence: the folder for bad batches; None saves none.
+        script: the command that the script was started by, kept with a bad batch.
+        replay: a saved bad batch to be run again instead of the script's training.
+    """
+
+    evidence: Path | None = None
+    script: tuple[str, ...] = ()
+    replay: Path | None = None
+
+    def probes(self, rank: int) -> list[Probe]:
+        """A set of probes for one pair."""
+        if self.replay is not None:
+            return [Replay(self.replay)]
+        return [Numbers(rank=rank, evidence=self.evidence, script=self.script), Sizes(), Dtypes()]
+
+
+@dataclass(slots=True)
+class Pair:
+    """A model, the optimizer that trains it, and the probes that look at both."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    probes: list[Probe]
+    updates: int = 0
+
+
+@dataclass
+class Probing(Listener):
+    """Drives the probes by what the recorder hears."""
+
+    recorder: Recorder
+    asked: Asked = field(default_factory=Asked)
+    rank: int = 0
+    pairs: list[Pair] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def install(self, patches: Patches) -> None:
+        """Hear which samples a loader hands out."""
+        iterator = torch_dataloader._BaseDataLoaderIter
+        patches.wrap(iterator, "_next_index", self._choosing)
+        patches.wrap(iterator, "__next__", self._handing_out)
+
+    def joined_group(self, rank: int, size: int) -> None:
+        """This process is a rank now."""
+        self.rank = rank
+
+    def forward_begins(self, model: nn.Module) -> None:
+        """The first call of a model under gradients makes its pairs."""
+        if not torch.is_grad_enabled() or any(pair.model is model for pair in self.pairs):
+            return
+        objects = self.recorder.objects
+        owners = dict.fromkeys(owner for p in model.parameters() for owner in objects.owners(p))
+        for owner in owners:
+            optimizer = objects.thing(owner)
+            if isinstance(optimizer, torch.optim.Optimizer) and len(self.pairs) < MOST_PAIRS:
+                pair = Pair(model, optimizer, self.asked.probes(self.rank))
+                self.pairs.append(pair)
+                scalers = [s for s in objects.things("scaler") if s.is_enabled()]
+                self._each(
+                    [pair], lambda probe, pair=pair, s=scalers: probe.attach(pair.model, pair.optimizer, s[-1] if s else None)
+                )
+
+    def _attach(self, pair: Pair) -> None:
+        """The scaler is the one that the script made last, where it made any."""
+        scalers = [scaler for scaler in self.recorder.objects.things("scaler") if scaler.is_enabled()]
+        self._each([pair], lambda probe: probe.attach(pair.model, pair.optimizer, scalers[-1] if scalers else None))
+
+    def backward_begins(self, loss: torch.Tensor, place: Place | None) -> None:
+        """A backward begins: of which model is for the probes to know."""
+        self._each(self.pairs, lambda probe: probe.backward_begins(loss, place))
+
+    def update_ended(self, optimizer: torch.optim.Optimizer, scaler: Any) -> None:
+        """An update of one optimizer ended."""
+        for pair in self.pairs:
+            if pair.optimizer is optimizer:
+                self._each([pair], lambda probe, pair=pair: probe.update_ended(pair.updates))
+                pair.updates += 1
+
+    def told(self) -> dict[str, Any]:
+        """What the probes found and measured until now, as data for another process."""
+        findings: list[Finding] = []
+        parts: list[AnyPart] = []
+        self._each(self.pairs, lambda probe: findings.extend(probe.findings()))
+        for number, pair in enumerate(self.pairs):
+            made: list[AnyPart] = []
+            self._each([pair], lambda probe, made=made: made.extend(probe.measurements()))
+            parts += [_named(part, pair.model, number) for part in made] if number else made
+        if self.failed:
+            about = "The script is not at fault, and ran on without them."
+            parts.append(
+                Table(title="Probes that failed", about=about, columns=("probe", "error"), rows=tuple(self.failed.items()))
+            )
+        return {"findings": findings, "parts": parts}
+
+    def stop(self) -> None:
+        """Take all probes out."""
+        self._each(self.pairs, lambda probe: probe.detach())
+
+    def _each(self, pairs: Sequence[Pair], call: Callable[..., object]) -> None:
+        """Call every probe that has not failed. What a probe raises is no fault of the script's, which must not see it."""
+        for pair in pairs:
+            for probe in pair.probes:
+                name = type(probe).__name__
+                if not probe.failure:
+                    probe.safely(call)(probe)
+                if probe.failure:
+                    self.failed.setdefault(name, probe.failure)
+
+    def _choosing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def _next_index(iterator: Any) -> Any:
+            chosen = original(iterator)
+            waiting = vars(iterator).setdefault("_halfstep_chosen", deque(maxlen=MOST_WAITING))
+            waiting.append(chosen)
+            return chosen
+
+        return _next_index
+
+    def _handing_out(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __next__(iterator: Any) -> Any:  # noqa: N807
+            batch = original(iterator)
+            waiting = vars(iterator).get("_halfstep_chosen")
+            chosen = waiting.popleft() if waiting else None
+            indices = chosen if isinstance(chosen, (list, tuple)) and all(isinstance(i, int) for i in chosen) else None
+            if self.recorder.hears:
+                self._each(self.pairs, lambda probe: probe.batch_fetched(batch, indices))
+            return batch
+
+        return __next__
+
+
+def _named(part: AnyPart, model: nn.Module, number: int) -> AnyPart:
+    """Parts of a second model say whose they are."""
+    return replace(part, title=f"{part.title}, {type(model).__name__} ({number + 1})")
