@@ -93,7 +93,7 @@ def test_it_is_refused_by_name_and_the_one_before_is_offered(name: str, tmp_path
     size = (newest(folder) / DATA).stat().st_size
     damage, told = DAMAGES[name]
     damage(folder)
-    offered = "The one before it, after update 1, is whole: ask for it (`update=1`)."
+    offered = "The one before it, after update 1, is whole: ask for it (`update=1`, or `--from 1`)."
     assert refusal(folder) == f"FOLDER/update-00000002 {told.format(size=size)} {offered}"
 
 

@@ -94,7 +94,7 @@ class Checkpoints:
             UsageError: the checkpoint before could not be written, or this one where it was waited for.
             ModelError: something has a state that a checkpoint cannot keep.
         """
-        self._open(engine.group)
+        self.open(engine.group)
         self.wait()
         engine.settle()
         staged = Staged(state.tensors_of(engine, extra), self._buffers)
@@ -123,7 +123,7 @@ class Checkpoints:
             ConfigError: the engine was asked for another precision.
             UsageError: another run is using the folder.
         """
-        self._open(engine.group)
+        self.open(engine.group)
         chosen = _on_first(engine.group, lambda: self._choose(update))
         if chosen is None:
             return None
@@ -163,8 +163,14 @@ class Checkpoints:
     def _path(self, update: int) -> Path:
         return self.folder / f"{PREFIX}{update:08d}"
 
-    def _open(self, group: Group) -> None:
-        """Take the folder, and remove what a killed run has left half done."""
+    def open(self, group: Group) -> None:
+        """Take the folder, and remove what a killed run has left half done; `save` and `load` do it where nobody has.
+
+        Every rank calls it.
+
+        Raises:
+            UsageError: another run is using the folder.
+        """
         if self._is_open:
             return
         _on_first(group, self._take)
@@ -211,7 +217,7 @@ class Checkpoints:
                 _whole(self._path(update))
             except CheckpointError:
                 continue
-            return f"The one before it, after update {update}, is whole: ask for it (`update={update}`)."
+            return f"The one before it, after update {update}, is whole: ask for it (`update={update}`, or `--from {update}`)."
         return "There is no whole one before it."
 
     def _leave_later(self, chosen: int) -> None:

@@ -16,8 +16,8 @@ from halfstep.config.horizon import num_windows, planned_updates
 from halfstep.config.inputs import BYTES, Inputs
 from halfstep.config.optimization import decide_optimizer, decide_scheduler
 from halfstep.config.options import Attention, DataKind, Precision, Tail, Task, TooLong
-from halfstep.config.run import BatchRun, DataRun, EvaluationRun, LimitsRun, ModelRun, OutputRun, Resolved, Run
-from halfstep.config.schema import EvaluationSection, LimitsSection, Written
+from halfstep.config.run import BatchRun, CheckpointRun, DataRun, EvaluationRun, LimitsRun, ModelRun, OutputRun, Resolved, Run
+from halfstep.config.schema import CheckpointSection, EvaluationSection, LimitsSection, Written
 from halfstep.config.sharding import decide_sharding
 from halfstep.config.tasks import chosen_classes, resolve_lora
 from halfstep.errors import ConfigError
@@ -73,6 +73,7 @@ def resolve(written: Written, inputs: Inputs, facts: Facts) -> Resolved:
         scheduler=decide_scheduler(written.scheduler, planned, decisions),
         evaluation=_evaluation(written.evaluation, inputs, facts, planned, decisions),
         limits=limits,
+        checkpoint=_checkpoint(written.checkpoint, decisions),
         run=_run(written, inputs, facts, decisions),
     )
     return Resolved(run=run, choices=decisions.choices, planned_updates=planned)
@@ -304,6 +305,16 @@ def _every(facts: Facts, planned: int | None) -> Choice[int]:
     if planned is None:
         return Choice(value=200, reason="200 where the number of updates is unknown")
     return Choice(value=max(1, -(-planned // EVALUATIONS)), reason=f"{EVALUATIONS} times in {planned:,} updates")
+
+
+def _checkpoint(asked: CheckpointSection, decisions: Decisions) -> CheckpointRun:
+    updates = decisions.default("checkpoint.every_updates", asked.every_updates, 0, "the clock says when")
+    often = "`every_updates` says when" if updates else "so much work is lost at most; a save keeps it waiting for a copy only"
+    return CheckpointRun(
+        every_updates=updates,
+        every_minutes=decisions.default("checkpoint.every_minutes", asked.every_minutes, 0.0 if updates else 10.0, often),
+        keep=decisions.default("checkpoint.keep", asked.keep, 2, "the last one, and one before it in case that is damaged"),
+    )
 
 
 def _run(written: Written, inputs: Inputs, facts: Facts, decisions: Decisions) -> OutputRun:

@@ -141,6 +141,15 @@ class LimitsRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRun:
+    """Updates and minutes between two checkpoints (0: not by these), and how many of the last ones are kept."""
+
+    every_updates: int
+    every_minutes: float
+    keep: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutputRun:
     """Where the run is kept, its seed, whether every operation must repeat bitwise, and who is told beside the log."""
 
@@ -167,6 +176,7 @@ class Run:
     scheduler: SchedulerRun
     evaluation: EvaluationRun
     limits: LimitsRun
+    checkpoint: CheckpointRun
     run: OutputRun
 
     @property

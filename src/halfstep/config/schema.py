@@ -188,6 +188,14 @@ class LimitsSection(Section):
     minutes: Positive | None = _key("a number of minutes above 0")
 
 
+class CheckpointSection(Section):
+    """When the whole state of the run is saved, and how many of the last checkpoints are kept."""
+
+    every_updates: CountOrNone | Auto | None = _key(FROM_ZERO.format("updates"))
+    every_minutes: AtLeastZero | Auto | None = _key('a number of minutes above 0, 0 for none, or "auto"')
+    keep: Count | Auto | None = _key(WHOLE.format("checkpoints"))
+
+
 class RunSection(Section):
     """Where the run is kept and what is written."""
 
@@ -213,6 +221,7 @@ class Written(Section):
     scheduler: SchedulerSection = _section(SchedulerSection)
     evaluation: EvaluationSection = _section(EvaluationSection)
     limits: LimitsSection = _section(LimitsSection)
+    checkpoint: CheckpointSection = _section(CheckpointSection)
     run: RunSection = _section(RunSection)
 
 

@@ -12,6 +12,11 @@ from torch.utils.data import RandomSampler
 from halfstep.engine.randomness import generator_states, host_randomness, set_generator_states, set_host_randomness
 from halfstep.errors import DataError
 
+CARRIED = (
+    'With `tail = "carry"` windows lie across epochs, so that another number of ranks, or of micro-batches in a window, would '
+    "not see the same samples. Go on with those of the checkpoint."
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
@@ -31,6 +36,7 @@ class Position:
         windows: windows that were read of it.
         micro_batches: micro-batches that this rank has read of it.
         ranks: how many ranks shared it.
+        accumulate: micro-batches of a rank in a full window.
         seed: what decides the order of a loader that was shared out over the ranks; None where none was.
         start: how the epoch began; None where nothing of it was read.
         ahead: the host's generators before the next micro-batch was read, which was before the update's step; None where the
@@ -43,6 +49,7 @@ class Position:
     windows: int
     micro_batches: int
     ranks: int
+    accumulate: int
     seed: int | None = None
     start: Start | None = None
     ahead: dict[str, Any] | None = None
@@ -68,12 +75,14 @@ class Position:
             carry: whether windows go on from one epoch into the next.
 
         Raises:
-            DataError: the run has another number of ranks, with which the same samples would not come again.
+            DataError: the same samples would not come again, with other ranks or another split.
         """
-        same = ranks == self.ranks
-        if not same:
-            _check_order(loader, self.ranks, ranks, carry=carry)
-        if self.start is not None and same:
+        same = (ranks, accumulate) == (self.ranks, self.accumulate)
+        if not same and carry:
+            raise DataError(CARRIED)
+        if ranks != self.ranks:
+            _check_order(loader, self.ranks, ranks)
+        elif self.start is not None:
             set_host_randomness(self.start.host)
             set_generator_states(generators_of(loader), self.start.own)
         done = self.micro_batches if same else self.windows * accumulate
@@ -119,13 +128,11 @@ def generators_of(loader: Any) -> list[torch.Generator]:
     return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
 
 
-def _check_order(loader: Any, before: int, now: int, *, carry: bool) -> None:
+def _check_order(loader: Any, before: int, now: int) -> None:
     """See that another number of ranks reads the same windows."""
-    changed = f"The checkpoint was made by {before} {'rank' if before == 1 else 'ranks'} and the run has {now}"
-    if carry:
-        raise DataError(f'{changed}: with `tail = "carry"` windows lie across epochs in another way. Start {before} again.')
     if isinstance(getattr(loader, "sampler", None), RandomSampler):
         raise DataError(
-            f"{changed}: the loader draws its order by itself, so that the same samples would not come again. Give it a sampler "
-            "or batch sampler whose order is a function of the epoch (`set_epoch`)."
+            f"The checkpoint was made by {before} {'rank' if before == 1 else 'ranks'} and the run has {now}: the loader draws "
+            "its order by itself, so that the same samples would not come again. Give it a sampler or batch sampler whose order is "
+            "a function of the epoch (`set_epoch`)."
         )

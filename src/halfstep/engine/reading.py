@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -129,8 +129,10 @@ class Reader:
         if self._place is not None:
             return self._place
         if self._reading is not None and self._reading.windows is not None:
-            return self._reading.position(self.epoch, self._group.size)
-        return Position(began=self.epoch, epoch=self.epoch, windows=0, micro_batches=0, ranks=self._group.size)
+            return self._reading.position(self.epoch, self._group.size, self._size)
+        return Position(
+            began=self.epoch, epoch=self.epoch, windows=0, micro_batches=0, ranks=self._group.size, accumulate=self._size
+        )
 
     def go_to(self, place: Position) -> None:
         """Begin the next call of `windows` at a position."""
@@ -175,24 +177,24 @@ class _Reading:
         if self.windows is not None:
             self.windows.read, self.windows.given = place.micro_batches, place.windows
 
-    def position(self, epoch: int, ranks: int) -> Position:
+    def position(self, epoch: int, ranks: int, accumulate: int) -> Position:
         """Where the data stand between two windows, of which `epoch` is the present one."""
         assert self.windows is not None
-        own = generator_states(generators_of(self.loader))
-        if self.windows.is_over:
-            epoch += not self.carry
-            return Position(began=self.began, epoch=epoch, windows=0, micro_batches=0, ranks=ranks, seed=self.seed, own=own)
-        return Position(
+        place = Position(
             began=self.began,
             epoch=epoch,
             windows=self.windows.given,
             micro_batches=self.windows.read - self.before,
             ranks=ranks,
+            accumulate=accumulate,
             seed=self.seed,
             start=self.start,
             ahead=None if self.windows.drawn is None else host_randomness(self.windows.drawn),
-            own=own,
+            own=generator_states(generators_of(self.loader)),
         )
+        if not self.windows.is_over:
+            return place
+        return replace(place, epoch=epoch + (not self.carry), windows=0, micro_batches=0, start=None, ahead=None)
 
 
 class Windows:

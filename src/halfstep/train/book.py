@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -20,7 +21,6 @@ class Book:
     An update is read when the next one has been made: by then its values have arrived, and nobody waits for the device.
 
     Args:
-        listeners: who is told.
         limits: when the run ends, for how much of it is done.
         device: whose memory is looked at.
         clock: seconds, ever growing.
@@ -28,13 +28,13 @@ class Book:
 
     def __init__(
         self,
-        listeners: Sequence[Listener],
         *,
         limits: Limits,
         device: torch.device,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._listeners, self._limits, self._device, self._clock = listeners, limits, device, clock
+        self._limits, self._device, self._clock = limits, device, clock
+        self._listeners: Sequence[Listener] = ()
         self._began = self._last = clock()
         self._open: tuple[Update, float] | None = None
         self._lr = 0.0
@@ -48,6 +48,23 @@ class Book:
         """Loss of the last update that was applied."""
         self.rates: list[float] = []
         """Tokens per second of each update."""
+
+    def state(self) -> dict[str, Any]:
+        """What is counted, as plain types; the last update is read first."""
+        self.settle()
+        counts = {name: getattr(self, name) for name in ("updates", "applied", "tokens", "last_loss")}
+        return {**counts, "elapsed_s": self.elapsed_s}
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Take up what `state` gave; time goes on from there."""
+        self.updates, self.applied, self.tokens = state["updates"], state["applied"], state["tokens"]
+        self.last_loss = state["last_loss"]
+        self._last = self._clock()
+        self._began = self._last - state["elapsed_s"]
+
+    def listen(self, listeners: Sequence[Listener]) -> None:
+        """Tell these from now on."""
+        self._listeners = listeners
 
     @property
     def elapsed_s(self) -> float:

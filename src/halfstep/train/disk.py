@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -12,29 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from halfstep.errors import UsageError
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors which say that there is no room for a file."""
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn a failed write below this into one sentence about `path`.
-
-    Raises:
-        UsageError: the disk is full, or `path` cannot be written.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(_sentence(path, error)) from error
-
-
-def _sentence(path: Path, error: OSError) -> str:
-    if error.errno in FULL:
-        return f"{path} cannot be written: the disk is full. What was saved before is still there."
-    return f"{path} cannot be written: {error.strerror or error}."
+from halfstep.checkpoint.disk import writing as writing
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
@@ -65,6 +42,15 @@ def write_text(path: Path, text: str) -> None:
             beside.unlink(missing_ok=True)
 
 
+def mend(path: Path) -> None:
+    """Undo what a killed run has left of taking the place of `path`."""
+    old = path.with_name(path.name + ".old")
+    if old.exists() and not path.exists():
+        os.replace(old, path)
+    for left in (path.with_name(path.name + ".partial"), old):
+        shutil.rmtree(left, ignore_errors=True)
+
+
 @contextmanager
 def folder_beside(path: Path) -> Iterator[Path]:
     """A folder to fill, which takes the place of `path` when that has succeeded and vanishes when it has not.
@@ -74,6 +60,7 @@ def folder_beside(path: Path) -> Iterator[Path]:
     """
     beside, old = path.with_name(path.name + ".partial"), path.with_name(path.name + ".old")
     with writing(path):
+        mend(path)
         try:
             beside.mkdir(parents=True)
             yield beside

@@ -19,6 +19,10 @@ class EarlyStop:
         self.looks_since = 0
         """Looks since it."""
 
+    def resume(self, best: EvaluationRecord | None, looks_since: int) -> None:
+        """Take up what was counted before."""
+        self.best, self.looks_since = best, looks_since
+
     def look(self, record: EvaluationRecord) -> str | None:
         """What ends the run after this look, in words, or `None`."""
         if record.best:

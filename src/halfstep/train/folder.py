@@ -8,12 +8,14 @@
     ├── log.jsonl        every update and evaluation, one JSON object a line
     ├── ledger.jsonl     every update: applied, or skipped and why
     ├── events/          TensorBoard
+    ├── checkpoints/     the whole state of the run, to go on from
     ├── model/           the last model, for `from_pretrained`; in `adapter` below it the adapter, where there is one
     └── best/            the best model by its held-out data, unless that is the last one
 """
 
 from __future__ import annotations
 
+import json
 import platform
 import shutil
 from collections.abc import Iterator, Mapping
@@ -31,7 +33,7 @@ from halfstep.config.choice import Choice
 from halfstep.config.run import Resolved, choices_to_dict
 from halfstep.errors import ConfigError, UsageError
 from halfstep.train.adapters import is_adapted, merged
-from halfstep.train.disk import folder_beside, to_json, write_text, writing
+from halfstep.train.disk import folder_beside, mend, to_json, write_text, writing
 from halfstep.train.log import JsonLines, LedgerFile, TensorBoard
 from halfstep.train.models import quiet
 from halfstep.train.record import Listener
@@ -59,6 +61,22 @@ class RunFolder:
             (path / "run.json").touch(exist_ok=False)
         write_text(path / "config.toml", resolved.to_toml())
         self.note()
+
+    @classmethod
+    def again(cls, path: Path, **values: Any) -> RunFolder:
+        """The folder of a run that goes on; `values` are added to the list of its resumes in run.json.
+
+        Raises:
+            UsageError: the folder cannot be written.
+        """
+        folder = cls.__new__(cls)
+        folder.path, folder._record = path, read_record(path)
+        for name in ("model", "best"):
+            mend(path / name)
+        resumes = [*folder._record.get("resumes", []), {**_versions(), **values}]
+        folder._record.pop("error", None)
+        folder.note(status="running", resumes=resumes)
+        return folder
 
     def note(self, **values: Any) -> None:
         """Add to what run.json says.
@@ -89,14 +107,17 @@ class RunFolder:
                 self.note(status="failed", error=str(error) or type(error).__name__)
             raise
 
-    def logs(self, *, tensorboard: bool) -> list[Listener]:
-        """The files that grow while the run goes.
+    def logs(self, *, tensorboard: bool, after: int | None = None) -> list[Listener]:
+        """The files that grow while the run goes; where it goes on, after the update that it goes on from.
 
         Raises:
             UsageError: the folder cannot be written.
         """
-        files: list[Listener] = [JsonLines(self.path / "log.jsonl"), LedgerFile(self.path / "ledger.jsonl")]
-        return [*files, TensorBoard(self.path / "events")] if tensorboard else files
+        files: list[Listener] = [
+            JsonLines(self.path / "log.jsonl", after=after),
+            LedgerFile(self.path / "ledger.jsonl", after=after),
+        ]
+        return [*files, TensorBoard(self.path / "events", after=after)] if tensorboard else files
 
     def save_model(
         self, name: str, model: nn.Module, tokenizer: Any | None, state: dict[str, torch.Tensor] | None = None
@@ -112,6 +133,19 @@ class RunFolder:
             if tokenizer is not None:
                 tokenizer.save_pretrained(str(folder))
         return self.path / name
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """What run.json says.
+
+    Raises:
+        ConfigError: the folder holds no run.
+    """
+    try:
+        record: dict[str, Any] = json.loads((path / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise ConfigError(f"{path} holds no run that can go on: its run.json cannot be read.") from None
+    return record
 
 
 def refuse_used(path: Path) -> None:

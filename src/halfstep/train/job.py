@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
 from torch import nn
 
+from halfstep.checkpoint import Checkpoints
+from halfstep.config.choice import Choice
 from halfstep.config.decisions import is_auto
 from halfstep.config.resolve import resolve
 from halfstep.config.run import Resolved, Run
@@ -31,6 +33,7 @@ from halfstep.train.build import (
     build_model,
     data_choices,
     measure_precision,
+    shape_of,
     try_loading,
     try_loss,
     try_own,
@@ -48,6 +51,7 @@ from halfstep.train.loop import Loop
 from halfstep.train.opening import Opened, alike, device_of, facts_of, open_inputs
 from halfstep.train.progress import progress
 from halfstep.train.record import Listener
+from halfstep.train.saving import Resume, Saver, told_by
 from halfstep.train.shards import is_divided, whole_again
 from halfstep.train.summary import Ending, Summary, rate_of
 from halfstep.train.tasks import unit_of
@@ -63,6 +67,7 @@ class Prepared:
         model: the model.
         device: where it is.
         group: all ranks.
+        resume: from where the run goes on; `None` where it begins.
     """
 
     resolved: Resolved
@@ -70,6 +75,7 @@ class Prepared:
     model: nn.Module
     device: torch.device
     group: Group
+    resume: Resume | None = None
 
     @property
     def run(self) -> Run:
@@ -82,13 +88,18 @@ class Prepared:
         return self.resolved.planned_updates
 
 
-def prepare(written: Written, *, started: datetime) -> Prepared:
+def prepare(written: Written, *, started: datetime, resume: Resume | None = None) -> Prepared:
     """Open what the configuration names, decide everything, measure where that is asked for.
+
+    Args:
+        written: the configuration.
+        started: when.
+        resume: from where the run in the configuration's folder goes on; `None` where it is a new one.
 
     Raises:
         UsageError: what was asked for cannot be run.
     """
-    if written.run.folder is not None:
+    if written.run.folder is not None and resume is None:
         refuse_used(Path(written.run.folder))
     if written.run.deterministic is True:
         fix_cublas_workspace()
@@ -132,6 +143,7 @@ def prepare(written: Written, *, started: datetime) -> Prepared:
         model=model,
         device=device,
         group=group,
+        resume=resume,
     )
 
 
@@ -153,20 +165,35 @@ def train(job: Prepared, interruption: Interruption, *, stream: TextIO) -> tuple
     average = build_average(job.model, job.run)
     product = job.model if average is None else average.module
     engine, choices = build_engine(job.model, job.resolved, average, job.opened.train)
-    path, output = Path(job.run.run.folder), job.run.run
-    if job.group.rank > 0:
-        summary = _train(job, engine, product, None, [], interruption)
-        _save(job, product, None, "model")
-        return summary, path
-    folder = RunFolder(path, job.resolved.with_choices(choices))
-    settings = job.run.to_dict()
-    with folder.failures_noted(), following(output.loggers, path, settings, partial(_say, stream)) as followers:
-        files = folder.logs(tensorboard=output.tensorboard)
-        listeners = [*files, *followers, progress(stream, planned_updates=job.planned, unit=unit_of(job.run))]
-        summary = _train(job, engine, product, folder, listeners, interruption)
-        _save(job, product, folder, "model")
-        folder.finish(summary, engine.choices)
+    path, output, settings = Path(job.run.run.folder), job.run.run, job.run.to_dict()
+    with Checkpoints(path / "checkpoints", keep=job.run.checkpoint.keep) as checkpoints:
+        folder = _folder(job, path, choices, checkpoints)
+        if folder is None:
+            summary = _train(job, engine, product, None, checkpoints, interruption, lambda after: [])
+            _save(job, product, None, "model")
+            return summary, path
+
+        def listeners(after: int | None) -> list[Listener]:
+            logs = folder.logs(tensorboard=output.tensorboard, after=after)
+            return [*logs, *followers, progress(stream, planned_updates=job.planned, unit=unit_of(job.run))]
+
+        with folder.failures_noted(), following(output.loggers, path, settings, partial(_say, stream)) as followers:
+            summary = _train(job, engine, product, folder, checkpoints, interruption, listeners)
+            _save(job, product, folder, "model")
+            checkpoints.wait()
+            folder.finish(summary, engine.choices)
     return summary, path
+
+
+def _folder(job: Prepared, path: Path, choices: dict[str, Choice[Any]], checkpoints: Checkpoints) -> RunFolder | None:
+    """The run's folder, which is nobody else's from now on; `None` on ranks that do not write it. Every rank calls it."""
+    is_first = job.group.rank == 0
+    if job.resume is not None:
+        checkpoints.open(job.group)
+        return RunFolder.again(path, ranks=job.group.size) if is_first else None
+    folder = RunFolder(path, job.resolved.with_choices(choices)) if is_first else None
+    checkpoints.open(job.group)
+    return folder
 
 
 def _say(stream: TextIO, sentence: str) -> None:
@@ -178,19 +205,35 @@ def _train(
     engine: Engine,
     product: nn.Module,
     folder: RunFolder | None,
-    listeners: list[Listener],
+    checkpoints: Checkpoints,
     interruption: Interruption,
+    listeners: Callable[[int | None], list[Listener]],
 ) -> Summary:
-    """Train; `product` is what is judged and kept, the model or its averaged weights."""
+    """Train; `product` is what is judged and kept, the model or its averaged weights.
+
+    Those who listen are made when it is known after which update the run goes on; `None` for a new run.
+    """
     limits = Limits(job.run.limits, job.planned, job.run.most_weight)
-    book = Book(listeners, limits=limits, device=job.device)
+    book = Book(limits=limits, device=job.device)
     judge = Judge(
         product,
         build_held_out(job.opened, job.run, job.group, engine),
         every=job.run.evaluation.every_updates,
         keep=_keeper(job, product, folder),
     )
-    stop = Stop(interruption, job.run.limits.minutes, job.group)
+    early = EarlyStop(job.run.evaluation.patience) if job.run.evaluation.patience else None
+    saver = Saver(
+        checkpoints=checkpoints,
+        settings=job.run.checkpoint,
+        engine=engine,
+        book=book,
+        judge=judge,
+        early=early,
+        data=told_by(job.opened.train.samples(shape_of(job.run))),
+    )
+    seed_ranks_apart(job.run.run.seed, job.group.rank)
+    book.listen(listeners(None if job.resume is None else saver.resume(job.resume.update)))
+    stop = Stop(interruption, job.run.limits.minutes, job.group, spent_s=book.elapsed_s)
     loader = build_loader(job.opened.train, job.run, job.group, job.device)
     loop = Loop(
         engine=engine,
@@ -198,11 +241,11 @@ def _train(
         epochs=job.run.limits.epochs,
         book=book,
         judge=judge,
-        early=EarlyStop(job.run.evaluation.patience) if job.run.evaluation.patience else None,
+        early=early,
         limits=limits,
         stop=stop,
+        saver=saver,
     )
-    seed_ranks_apart(job.run.run.seed, job.group.rank)
     try:
         with repeatable(job.run.run.deterministic):
             because = loop.run()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
 
 from torch import nn
 
@@ -28,6 +30,15 @@ class Judge:
         """The last look."""
         self.best: EvaluationRecord | None = None
         """The best one."""
+
+    def state(self) -> dict[str, Any]:
+        """The last look and the best one, as plain types."""
+        return {name: None if look is None else asdict(look) for name, look in (("last", self.last), ("best", self.best))}
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Take up what `state` gave."""
+        looks = {name: None if look is None else EvaluationRecord(**look) for name, look in state.items()}
+        self.last, self.best = looks["last"], looks["best"]
 
     def is_due(self, update: int) -> bool:
         """Whether the data should be looked at after this update."""

@@ -55,6 +55,7 @@ class Stop:
         interruption: the signal that this process got.
         minutes: the limit by the clock.
         group: all ranks. Between several, what was asked during an update is known at the end of the next.
+        spent_s: what the run has used of its minutes before it was resumed.
         clock: seconds, ever growing.
     """
 
@@ -64,21 +65,25 @@ class Stop:
         minutes: float | None,
         group: Group,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        spent_s: float = 0.0,
     ) -> None:
         self._interruption, self._minutes, self._group, self._clock = interruption, minutes, group, clock
-        self._ends = None if minutes is None else clock() + 60 * minutes
+        self._ends = None if minutes is None else clock() + 60 * minutes - spent_s
         self._asked: Pending | None = None
         self.signal: signal.Signals | None = None
         """The signal that ended the run."""
+        self.save = False
+        """Whether some rank wants the run to be saved now."""
 
-    def reached(self) -> str | None:
-        """What ends the run, in words. Every rank must call it, once an update."""
+    def reached(self, *, save: bool = False) -> str | None:
+        """What ends the run, in words. Every rank must call it, once an update, and says whether it wants the run saved."""
         late = self._ends is not None and self._clock() >= self._ends
-        asked = self._group.start_max([float(self._interruption.signal or 0), float(late)])
+        asked = self._group.start_max([float(self._interruption.signal or 0), float(late), float(save)])
         answer, self._asked = (asked, None) if self._group.alone else (self._asked, asked)
         if answer is None:
             return None
-        number, is_late = answer.wait().tolist()
+        number, is_late, self.save = answer.wait().tolist()
         if number:
             self.signal = signal.Signals(int(number))
             return "Ctrl-C" if self.signal is signal.SIGINT else self.signal.name

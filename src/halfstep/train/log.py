@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from halfstep.train.disk import to_json, writing
+from halfstep.train.disk import to_json, write_text, writing
 from halfstep.train.record import EvaluationRecord, UpdateRecord
 
 
@@ -14,13 +15,16 @@ class JsonLines:
     """A file with one JSON object a line, readable while the run goes.
 
     Args:
-        path: the file; it is created, and must not exist.
+        path: the file; it is created, and must not exist unless the run goes on.
+        after: the update that the run goes on from: what the file says of later ones, which are made again, is taken out.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, after: int | None = None) -> None:
         self._path = path
         with writing(path):
-            self._file = path.open("x", encoding="utf-8", buffering=1)
+            if after is not None:
+                cut_off(path, after)
+            self._file = path.open("x" if after is None else "a", encoding="utf-8", buffering=1)
 
     def on_update(self, record: UpdateRecord) -> None:
         """Write the update as a line of kind "update"."""
@@ -41,6 +45,17 @@ class JsonLines:
             self._file.close()
 
 
+def cut_off(path: Path, after: int) -> None:
+    """Take out of a log what it says of updates after this one, and a line that was not finished."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    write_text(path, "".join(line for line in lines if line.endswith("\n") and _update_of(line) <= after))
+
+
+def _update_of(line: str) -> int:
+    values = json.loads(line)
+    return int(values["update"] if values.get("kind") == "evaluation" else values["index"])
+
+
 class LedgerFile(JsonLines):
     """The ledger as a file: a line for each update, applied or skipped and why."""
 
@@ -57,14 +72,15 @@ class TensorBoard:
 
     Args:
         folder: where the event file goes.
+        after: the update that the run goes on from: later points of an earlier file are not shown.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, after: int | None = None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._folder = folder
         with writing(folder):
-            self._writer = SummaryWriter(str(folder))
+            self._writer = SummaryWriter(str(folder), purge_step=None if after is None else after + 1)
 
     def on_update(self, record: UpdateRecord) -> None:
         """Add the update's loss, norm, loss scale, learning rate and speed."""

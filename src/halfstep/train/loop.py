@@ -12,6 +12,7 @@ from halfstep.train.early_stop import EarlyStop
 from halfstep.train.judge import Judge
 from halfstep.train.limits import Limits, Stop
 from halfstep.train.record import EvaluationRecord
+from halfstep.train.saving import Saver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,7 @@ class Loop:
         early: ends the run when the held-out loss gets no better; `None` where only the limits do.
         limits: the limits that updates and tokens reach.
         stop: signals and the clock.
+        saver: saves the run while it goes, and when a signal ends it.
     """
 
     engine: Engine
@@ -37,12 +39,15 @@ class Loop:
     early: EarlyStop | None
     limits: Limits
     stop: Stop
+    saver: Saver
 
     def run(self) -> str:
         """Train until something ends the run, and say what did."""
         because = self._updates()
         self.book.settle()
         self.stop.close()
+        if self.stop.signal is not None:
+            self.saver.save()
         if self.stop.signal is None and self.judge.is_due_at_end(self.book.updates):
             self._look()
         return because
@@ -51,12 +56,18 @@ class Loop:
         for update in self.engine.updates(self.loader, epochs=self.epochs):
             self.book.enter(update)
             look = self._look() if self.judge.is_due(update.index) else None
-            because = self.limits.reached(self.book.applied, self.book.tokens) or self.stop.reached()
+            because = self._reached()
             if because is None and look is not None and self.early is not None:
                 because = self.early.look(look)
             if because is not None:
                 return because
+            if self.stop.save or self.saver.is_due(update.index):
+                self.saver.save()
         return f"{self.epochs} {'epoch' if self.epochs == 1 else 'epochs'} of the data are done"
+
+    def _reached(self) -> str | None:
+        limit = self.limits.reached(self.book.applied, self.book.tokens)
+        return limit or self.stop.reached(save=self.saver.is_late)
 
     def _look(self) -> EvaluationRecord:
         with self.book.pause():

@@ -7,6 +7,7 @@ into pieces, so that another number of ranks, or another micro-batch, sees the s
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -82,7 +83,11 @@ class RankBatches:
         self.global_batch, self.micro = global_batch, micro
         self.seed, self.rank, self.ranks = seed, rank, ranks
         self.lengths, self.draws = lengths, draws
-        self.epoch = 0
+        self.epoch, self._skipped = 0, 0
+
+    def skip(self, micro_batches: int) -> None:
+        """Leave out so many micro-batches of this rank in the next iteration."""
+        self._skipped = micro_batches
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order the next iteration follows."""
@@ -90,6 +95,10 @@ class RankBatches:
 
     def __iter__(self) -> Iterator[list[int]]:
         """The rank's micro-batches in order."""
+        skipped, self._skipped = self._skipped, 0
+        yield from islice(self._all_pieces(), skipped, None)
+
+    def _all_pieces(self) -> Iterator[list[int]]:
         order = self._order()[: self.num_samples] + self._first_number()
         for start in range(0, self.num_samples, self.global_batch):
             yield from self._pieces(order[start : start + self.global_batch])

@@ -179,6 +179,13 @@ def test_a_state_that_is_saved_before_the_run_goes_on_is_the_same() -> None:
     assert second.saved() == kept.replace('"asked for"', '"kept on resume; then: asked for"')
 
 
+def test_another_split_of_the_same_windows_sees_the_same_samples() -> None:
+    first, second = Run(list_of_batches()), Run([torch.cat(list_of_batches()[i : i + 3]) for i in range(0, 11, 3)], accumulate=1)
+    second.resume(first.until(2))
+    second.until(3)
+    assert [index for index, _ in second.seen[0][0]] == [6.0, 7.0, 8.0]
+
+
 def refusal(loader: Iterable[Tensor], **given: Any) -> str:
     """What is said to one rank that goes on where two have stopped, each with a part of the windows."""
     first, second = Run(loader), Run(loader, **given)
@@ -199,6 +206,6 @@ def test_another_number_of_ranks_needs_an_order_that_it_can_repeat() -> None:
 
 def test_another_number_of_ranks_cannot_carry_tails() -> None:
     assert refusal(list_of_batches(), tail="carry") == (
-        'The checkpoint was made by 2 ranks and the run has 1: with `tail = "carry"` windows lie across epochs in another way. '
-        "Start 2 again."
+        'With `tail = "carry"` windows lie across epochs, so that another number of ranks, or of micro-batches in a window, '
+        "would not see the same samples. Go on with those of the checkpoint."
     )

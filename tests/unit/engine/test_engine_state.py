@@ -144,6 +144,7 @@ def test_the_state_is_plain_numbers_and_text() -> None:
             "windows": 0,
             "micro_batches": 0,
             "ranks": 1,
+            "accumulate": 1,
             "seed": None,
             "start": None,
             "ahead": None,
