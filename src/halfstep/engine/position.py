@@ -133,6 +133,6 @@ def _check_order(loader: Any, before: int, now: int) -> None:
     if isinstance(getattr(loader, "sampler", None), RandomSampler):
         raise DataError(
             f"The checkpoint was made by {before} {'rank' if before == 1 else 'ranks'} and the run has {now}: the loader draws "
-            "its order by itself, so that the same samples would not come again. Give it a sampler or batch sampler whose order is "
-            "a function of the epoch (`set_epoch`)."
+            "its order by itself, so that the same samples would not come again. Give it a sampler or batch sampler whose order "
+            "is a function of the epoch (`set_epoch`)."
         )
