@@ -37,7 +37,7 @@ class Noisy(Dataset[Tensor]):
 
     def __getitem__(self, index: int) -> Tensor:
         sample = torch.randn(4) + index + random.random() + float(np.random.rand())
-        return sample * (6e4 if self.overflows and index % 4 == 0 else 1.0)
+        return sample * (3e2 if self.overflows and index % 4 == 0 else 1.0)
 
 
 class Net(nn.Module):
@@ -89,12 +89,14 @@ class Run:
         scheduler: str = "lambda",
         workers: int = 0,
         seed: int = 0,
+        epochs: int = EPOCHS,
         net: Any = Net,
         **given: Any,
     ) -> None:
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed)
+        self.epochs = epochs
         self.model = net()
         self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
         made = optimizer_of(optimizer, self.model)
@@ -115,7 +117,7 @@ class Run:
         self.loader = DataLoader(data, batch_size=2, shuffle=True, num_workers=workers, worker_init_fn=seed_worker)
 
     def updates(self) -> Iterator[Any]:
-        return self.engine.updates(self.loader, epochs=EPOCHS)
+        return self.engine.updates(self.loader, epochs=self.epochs)
 
     def until(self, stop: int, checkpoints: Checkpoints) -> None:
         """Train, save after update `stop`, and train one update more, which is lost."""

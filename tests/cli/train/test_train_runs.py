@@ -32,6 +32,7 @@ def test_a_run_leaves_everything_in_its_folder(train_apart: Train) -> None:
     said = train_apart("evaluation.every_updates=3")
     assert said.code == 0, said.err
     assert sorted(path.name for path in Path("run").iterdir()) == [
+        "checkpoints",
         "config.toml",
         "events",
         "ledger.jsonl",
@@ -242,7 +243,13 @@ def test_a_full_disk_is_a_sentence_and_what_was_saved_stays(train_apart: Train) 
     )
     assert len(lines("run/log.jsonl")) == 6
     assert json.loads(Path("run/run.json").read_text())["status"] == "failed"
-    assert sorted(path.name for path in Path("run").iterdir()) == ["config.toml", "ledger.jsonl", "log.jsonl", "run.json"]
+    assert sorted(path.name for path in Path("run").iterdir()) == [
+        "checkpoints",
+        "config.toml",
+        "ledger.jsonl",
+        "log.jsonl",
+        "run.json",
+    ]
 
 
 def test_help_imports_neither_torch_nor_what_is_slow() -> None:
