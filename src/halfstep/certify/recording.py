@@ -1,0 +1,55 @@
+"""The gradient that an update of the engine applies, heard by an optimizer that moves nothing."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from halfstep.certify.exact import Result
+from halfstep.certify.subject import Parts, seed_all
+from halfstep.engine import Engine, Update
+
+
+class Recording(Optimizer):
+    """Keeps the gradients of each step, and leaves the parameters as they are.
+
+    Args:
+        model: whose trainable parameters are heard.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.names = [name for name, p in model.named_parameters() if p.requires_grad]
+        super().__init__([p for p in model.parameters() if p.requires_grad], {"lr": 1.0})
+        self.heard: list[dict[str, torch.Tensor]] = []
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Keep the gradients."""
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        self.heard.append({n: _whole(p.grad) for n, p in zip(self.names, parameters, strict=True) if p.grad is not None})
+
+
+def _whole(gradient: torch.Tensor) -> torch.Tensor:
+    whole = gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+    return whole.detach().clone().cpu()
+
+
+def recorded(parts: Parts, **settings: Any) -> tuple[Engine, Recording]:
+    """An engine on a copy of the model whose optimizer only records."""
+    model = copy.deepcopy(parts.model)
+    optimizer = Recording(model)
+    seed_all(0)
+    return Engine(model, optimizer, loss=settings.pop("loss", parts.loss), **{"precision": "fp32", **settings}), optimizer
+
+
+def update_of(parts: Parts, batches: Sequence[Any], **settings: Any) -> tuple[Result, Update]:
+    """Loss and gradient of one update of the engine."""
+    engine, optimizer = recorded(parts, accumulate=max(1, len(batches)), **settings)
+    update = engine.update(batches)
+    gradients = optimizer.heard[-1] if optimizer.heard else {}
+    return Result(loss=update.loss, gradients=gradients), update
