@@ -103,7 +103,8 @@ def test_commands_run_and_print_what_is_shown(document: Document, block: Block, 
 @each_document
 def test_no_block_is_left_unrun(document: Document) -> None:
     assert {block.kind for block in document.blocks} <= KINDS
-    run_by_commands = {word for block in document.shells for command in commands(block) for word in command.words}
+    words = [word for block in document.shells for command in commands(block) for word in command.words]
+    run_by_commands = {*words, *(f"{word.partition(':')[0]}.py" for word in words)}  # `module:function` runs a file, too
     assert set(document.files) <= run_by_commands, "a block that is a file is run by a command of its document"
     assert [block.text for block in document.blocks if block.kind in ("toml", "text") and not block.file_name] == []
 

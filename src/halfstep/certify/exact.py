@@ -66,9 +66,8 @@ def exact(parts: Parts, batches: Sequence[Any]) -> Exact:
         values = max(gradient.numel() for gradient in plain.gradients.values())
         return Exact(result=plain, tolerance=SLACK * torch.finfo(torch.float32).eps * values**0.5, source=source)
     rounding = apart(right.gradients, plain.gradients)[0]
-    told = f"{SLACK:g} times what plain PyTorch in FP32 is from FP64 on the same micro-batches ({rounding:.1e})"
-    least = f", and no less than {FLOOR:.0e}, eight units of FP32"
-    return Exact(result=right, tolerance=max(SLACK * rounding, FLOOR), source=told + least)
+    source = f"{SLACK:g} times plain PyTorch's own rounding in FP32 ({rounding:.1e} from FP64), at least 8 units of FP32"
+    return Exact(result=right, tolerance=max(SLACK * rounding, FLOOR), source=source)
 
 
 def by_hand(parts: Parts, batches: Sequence[Any], dtype: torch.dtype) -> Result:
@@ -79,8 +78,8 @@ def by_hand(parts: Parts, batches: Sequence[Any], dtype: torch.dtype) -> Result:
     loss_sum, weight_sum = 0.0, 0.0
     for batch in batches:
         total, weight = sum_and_weight(parts.loss(model, map_tensors(batch, lambda t: _as(t, dtype, device))))
-        total.backward()
-        loss_sum, weight_sum = loss_sum + float(total), weight_sum + float(weight)
+        torch.autograd.backward(total)
+        loss_sum, weight_sum = loss_sum + total.item(), weight_sum + float(weight)
     return Result(loss=loss_sum / weight_sum, gradients=scaled(gradients_of(model), 1.0 / weight_sum))
 
 

@@ -42,8 +42,8 @@ def _judged(claim: str, exact: Result, found: Result, precision: Precision, prod
         claim=claim,
         holds=loss <= for_loss and worst <= for_gradient,
         figure=f"loss {loss:.1e} away; gradient {worst:.1e} of its norm in {layer}, the worst of {len(exact.gradients)} layers",
-        tolerance=f"{for_loss:.1e} and {for_gradient:.1e}: 2 u sqrt(n + 1), u = {_roundoff(precision):.1e} the unit roundoff, n = "
-        f"{products} products in a forward, twice as many with the backward (Higham 2002, 2.8)",
+        tolerance=f"{for_loss:.1e} and {for_gradient:.1e}: 2 u sqrt(n + 1), u = {_roundoff(precision):.1e} the unit roundoff, "
+        f"n = {products} products in a forward, twice as many with the backward (Higham 2002, 2.8)",
     )
 
 
@@ -71,10 +71,4 @@ def _tf32(parts: Parts, exact: Result, products: int) -> Line:
     device = next(parts.model.parameters()).device
     if device.type != "cuda":
         return Line(topic=Topic.PRECISION, claim=claim, holds=None, note=f"{device.type} has no TF32")
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        right = update_of(parts, parts.batches)[0]
-    finally:
-        torch.set_float32_matmul_precision(before)
-    return _judged(claim, right, exact, Precision.FP16, products)
+    return _judged(claim, exact, update_of(parts, parts.batches, tf32=True)[0], Precision.FP16, products)

@@ -39,12 +39,14 @@ def _whole(gradient: torch.Tensor) -> torch.Tensor:
     return whole.detach().clone().cpu()
 
 
-def recorded(parts: Parts, **settings: Any) -> tuple[Engine, Recording]:
-    """An engine on a copy of the model whose optimizer only records."""
+def recorded(parts: Parts, *, tf32: bool = False, **settings: Any) -> tuple[Engine, Recording]:
+    """An engine on a copy of the model whose optimizer only records; in FP32, and without TF32, unless asked otherwise."""
     model = copy.deepcopy(parts.model)
     optimizer = Recording(model)
     seed_all(0)
-    return Engine(model, optimizer, loss=settings.pop("loss", parts.loss), **{"precision": "fp32", **settings}), optimizer
+    engine = Engine(model, optimizer, **{"loss": parts.loss, "precision": "fp32", **settings})
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    return engine, optimizer
 
 
 def update_of(parts: Parts, batches: Sequence[Any], **settings: Any) -> tuple[Result, Update]:

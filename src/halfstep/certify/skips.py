@@ -16,6 +16,7 @@ from halfstep.certify.recording import recorded, update_of
 from halfstep.certify.subject import Parts, seed_all
 from halfstep.config.options import Precision
 from halfstep.engine import Engine
+from halfstep.engine.finish import CLIP_EPSILON
 from halfstep.engine.loss import sum_and_weight
 from halfstep.precision.select import available, tolerance
 
@@ -41,7 +42,7 @@ def _clipped(parts: Parts, precision: Precision) -> Line:
     whole = norm(right.result.gradients)
     limit = whole / 2
     found, update = update_of(parts, parts.batches, precision=precision.value, clip_norm=limit)
-    applied = abs(norm(found.gradients) / limit - 1)
+    applied, exactly = abs(norm(found.gradients) / limit - 1), FLOOR + CLIP_EPSILON / limit
     reported = abs(update.grad_norm / whole - 1)
     products = sum(p.dim() >= 2 for p in parts.model.parameters())
     allowed = right.tolerance if precision is Precision.FP32 else tolerance(precision, 2 * products)
@@ -49,9 +50,10 @@ def _clipped(parts: Parts, precision: Precision) -> Line:
     return Line(
         topic=Topic.SKIPS,
         claim=f"clipping at half of the true norm{scale}: applied norm and reported norm in {precision}",
-        holds=applied <= FLOOR + 1e-6 / limit and reported <= allowed,
+        holds=applied <= exactly and reported <= allowed,
         figure=f"applied {applied:.1e} from the limit; reported {reported:.1e} from the true norm {whole:.4g}",
-        tolerance=f"{FLOOR:.0e} for the first; {allowed:.1e} for the second, the rounding of {precision}",
+        tolerance=f"{exactly:.1e} for the first, the {CLIP_EPSILON:g} that clipping adds; {allowed:.1e} for the second, the "
+        f"rounding of {precision}",
     )
 
 
@@ -67,7 +69,7 @@ class _Poison:
         self._calls += 1
         total, weight = sum_and_weight(self._loss(model, batch))
         if update + 1 in SKIPPED and micro_batch == 1:
-            total.register_hook(lambda gradient: gradient * float("inf"))
+            total.register_hook(lambda gradient: gradient * float("inf"))  # type: ignore[no-untyped-call]
         return total, weight
 
 

@@ -15,6 +15,7 @@ COMMANDS = {
     "check": "find faults in training scripts without running them",
     "watch": "run a training script unmodified, and say what is wrong or slow in it",
     "convert": "turn a plain FP32 loop into a right mixed-precision, accumulating, distributed loop",
+    "certify": "prove on your own model that the numbers are right",
     "explain": "explain a rule of check and watch",
     "env": "what this machine can do, measured, and what 'auto' would choose",
 }

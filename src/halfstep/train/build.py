@@ -94,8 +94,14 @@ def measure_precision(model: nn.Module, train: Source, run: Run, group: Group, d
 
 
 def _first_batch(train: Source, run: Run, device: torch.device) -> Any:
+    return few_batches(train, run, device, count=1, size=run.batch.micro)[0]
+
+
+def few_batches(train: Source, run: Run, device: torch.device, *, count: int, size: int) -> list[Any]:
+    """The first `count` micro-batches of `size` samples, in the order of the data; fewer where there are not so many."""
     samples = train.samples(shape_of(run))
-    return to_device(samples.__getitems__(range(min(run.batch.micro, len(samples)))), device)
+    begins = range(0, min(count * size, len(samples)), size)
+    return [to_device(samples.__getitems__(range(begin, min(begin + size, len(samples)))), device) for begin in begins]
 
 
 def try_own(model: nn.Module, train: Source, run: Run, device: torch.device) -> None:

@@ -24,7 +24,7 @@ def own_model(reference: str, arguments: Mapping[str, Any]) -> nn.Module:
     Raises:
         UsageError: there is no such factory, it fails, or what it makes is no model.
     """
-    model = _called("model.factory", reference, arguments)
+    model = called("model.factory", reference, arguments)
     if not isinstance(model, nn.Module):
         raise ModelError(f'`model.factory = "{reference}"` made {type(model).__name__}; it must be a `torch.nn.Module`.')
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -84,7 +84,7 @@ def own_data(reference: str, arguments: Mapping[str, Any], share: float) -> tupl
     Raises:
         UsageError: there is no such factory, it fails, or what it makes is no data set with a length.
     """
-    made = _called("data.factory", reference, arguments)
+    made = called("data.factory", reference, arguments)
     several = made if isinstance(made, tuple) else (made,)
     for each in several:
         if not (hasattr(each, "__getitem__") and hasattr(each, "__len__")) or len(several) > 2:
@@ -102,7 +102,12 @@ def own_data(reference: str, arguments: Mapping[str, Any], share: float) -> tupl
     return OwnSamples(made, train), OwnSamples(made, rest), f"{held_out:,} of {len(made):,} samples"
 
 
-def _called(key: str, reference: str, arguments: Mapping[str, Any]) -> Any:
+def called(key: str, reference: str, arguments: Mapping[str, Any]) -> Any:
+    """What the function returns that `key` names as "package.module:name".
+
+    Raises:
+        ConfigError: there is no such function, or it fails; the message says where.
+    """
     function = _imported(key, reference)
     try:
         return function(**arguments)
