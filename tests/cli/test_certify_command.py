@@ -81,8 +81,8 @@ def test_a_right_model_holds_every_claim_that_can_be_asked(place: Path) -> None:
         ),
         (
             ["certified_here:one"],
-            "The factory certified_here:one made Sequential; it must return a tuple of the model, `loss(model, batch)` and a list "
-            "of at least two micro-batches.",
+            "The factory certified_here:one made Sequential; it must return a tuple of the model, `loss(model, batch)` and a "
+            "list of at least two micro-batches.",
         ),
         (
             ["certified_here:short"],
