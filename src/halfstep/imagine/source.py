@@ -27,7 +27,7 @@ SKIPPED_FOLDERS = frozenset(
     }
 )
 MARKS = re.compile(
-    rb"\.backward\(|manual_backward\(|GradScaler\(|autocast\(|DataLoader\(|DistributedSampler\(|_with_warmup\(|warmup|non_blocking"
+    rb"\.backward\(|manual_backward\(|GradScaler\(|autocast\(|DataLoader\(|DistributedSampler\(|_with_warmup\(|warmup|cpu\W[^\n]*non_blocking"
 )
 """Words without which no rule has anything to say."""
 MAX_BYTES = 4_000_000

@@ -183,7 +183,14 @@ class Statements(Assignments):
         loader = items.loader
         epoch = self.number(f"epoch {loader.number}") - 1 if loader is not None else 0
         if loader is not None:
-            self.emit(EpochBegin, at, loader=loader, index=epoch, function=self.calls[-1] if self.calls else "", called=_text(at))
+            self.emit(
+                EpochBegin,
+                at,
+                loader=loader,
+                index=epoch,
+                function=self.calls[-1] if self.calls else "",
+                called=_text(getattr(at, "iter", at)),
+            )
         self.loops.append(Turn(loop, 0, place, items.over, items.tags))
         try:
             for index, item in enumerate(list(items)):

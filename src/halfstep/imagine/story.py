@@ -224,8 +224,9 @@ def _argument(name: str, default: Value, has_default: bool) -> Value:
 
 
 def _copies_to_host(tree: ast.Module) -> bool:
-    """Whether copies without waiting are made, which matter without training too."""
-    return any(isinstance(node, ast.keyword) and node.arg == "non_blocking" for node in ast.walk(tree))
+    """Whether copies to the host are made without waiting, which matter without training too."""
+    calls = (n for n in ast.walk(tree) if isinstance(n, ast.Call) and any(k.arg == "non_blocking" for k in n.keywords))
+    return any("cpu" in ast.unparse(call) for call in calls)
 
 
 def _calls(node: ast.AST) -> set[str]:
