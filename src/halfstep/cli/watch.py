@@ -15,6 +15,7 @@ from halfstep.findings.finding import Severity
 if TYPE_CHECKING:
     from halfstep.findings.finding import Finding
     from halfstep.record.running import Ending
+    from halfstep.record.telling import Heard
     from halfstep.record.verdict import Verdict
     from halfstep.rules.settings import Settings
 
@@ -32,9 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the script, report, and return its exit code, or 1 where it ended well and something is wrong."""
     from halfstep.errors import UsageError
-    from halfstep.record.running import run as run_script
-    from halfstep.record.session import Session
-    from halfstep.record.verdict import reach
+    from halfstep.record.watching import watch
 
     words = [args.script, *args.args] if args.script is not None else args.args
     if args.module is None and not words:
@@ -42,16 +41,20 @@ def run(args: argparse.Namespace) -> int:
     target, given = (args.module, words) if args.module is not None else (words[0], words[1:])
     settings = _settings(args, Path(target).resolve().parent if args.module is None else Path.cwd())
     with _result(args.format) as out:
-        session = Session()
-        session.start()
-        try:
-            ending = run_script(target, given, module=args.module is not None)
-        finally:
-            session.stop()
-        sys.stdout.flush()
-        sys.stderr.write(ending.said)
-        verdict = reach([session.heard(ending.words)], settings)
-        _report(verdict, ending, args.format, out)
+        return watch(
+            target,
+            given,
+            module=args.module is not None,
+            report=lambda ending, heard: _reported(heard, ending, settings, args.format, out),
+        )
+
+
+def _reported(heard: list[Heard], ending: Ending, settings: Settings, form: str, out: TextIO) -> int:
+    from halfstep.record.verdict import reach
+
+    verdict = reach(heard, settings)
+    _report(verdict, ending, form, out)
+    out.flush()
     grave = any(f.severity in (Severity.ERROR, Severity.WARNING) for f in verdict.findings)
     return ending.code or int(grave)
 

@@ -44,6 +44,14 @@ def world() -> World:
     )
 
 
+def launch_name() -> str | None:
+    """A name that all ranks of this launch share, or None where no launcher started this process."""
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return None
+    parts = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+    return "-".join(os.environ.get(part, "") for part in parts)
+
+
 def _number(name: str, default: int) -> int:
     text = os.environ.get(name, "")
     if not text:

@@ -78,11 +78,11 @@ class Objects:
         """The parameters that an optimizer holds."""
         return (param for held in self._held.get(optimizer, ()) if (param := held()) is not None)
 
-    def hold(self, model: Ref, module: nn.Module) -> None:
-        """The parameters of a model that was called; the first model that has one keeps it."""
+    def hold(self, model: Ref, module: nn.Module, *, wrapper: bool = False) -> None:
+        """The parameters of a model that was called; the first model that has one keeps it, unless a wrapper comes."""
         for param in module.parameters():
             held = self._models.get(id(param))
-            if held is None or held[0]() is not param:
+            if wrapper or held is None or held[0]() is not param:
                 self._models[id(param)] = (weakref.ref(param), model)
 
     def model_of(self, param: torch.Tensor) -> Ref | None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from halfstep.events.vocabulary import Event, Made, Place, Ref, Region
+from halfstep.events.vocabulary import Event, Made, Place, Ref, Region, ZeroGrad
 from halfstep.record.objects import Known, Objects
 from halfstep.record.places import Here, Moment, Places
 from halfstep.record.probes.rerun import RERUNNING
@@ -73,7 +73,7 @@ class Recorder:
     """DDP wrappers."""
     half_models: set[Ref] = field(default_factory=set)
     """Models whose parameters are stored in FP16."""
-    filled: dict[Ref, bool] = field(default_factory=dict)
+    filled: set[Ref] = field(default_factory=set)
     """Optimizers whose parameters got gradients since they were last cleared."""
     stepped_by_scaler: list[torch.optim.Optimizer] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
@@ -98,6 +98,11 @@ class Recorder:
         known.facts.update(facts)
         self.say(Made, here, what=known.ref, facts=known.facts)
         return known
+
+    def cleared(self, here: Here, optimizers: tuple[Ref, ...]) -> None:
+        """The gradients of optimizers are cleared."""
+        self.filled.difference_update(optimizers)
+        self.say(ZeroGrad, here, optimizers=optimizers)
 
     def region(self) -> Region | None:
         """The autocast region that is open and enabled."""

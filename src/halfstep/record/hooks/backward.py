@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from halfstep.events.vocabulary import Backward, Divisor, HostRead, Ref, ZeroGrad
+from halfstep.events.vocabulary import Backward, Divisor, HostRead, Ref
 from halfstep.record.graph import Reading, marked, read
 from halfstep.record.patches import Patches
 from halfstep.record.places import Here
@@ -69,7 +69,7 @@ def _fields(rec: Recorder, loss: torch.Tensor, gradient: Any, line: _Line, here:
     reading = line.reading
     assert reading is not None
     passes = [(model, rec.passes[model]) for model in line.models if model in rec.passes]
-    ddp = tuple(m for m, _ in passes if m in rec.ddp)
+    ddp = tuple(m for m, p in passes if m in rec.ddp and not p.bypass)
     in_no_sync = any((w := rec.ddp[m]()) is not None and not w.require_backward_grad_sync for m in ddp)
     bypass = next((p.here.place for _, p in passes if p.bypass), None)
     assert loss.grad_fn is not None
@@ -104,11 +104,11 @@ def _notice_clearing(rec: Recorder, line: _Line, here: Here) -> None:
     """Gradients that the script clears by hand: those of a reached parameter are gone since the last backward pass."""
     assert line.reading is not None
     for optimizer in line.optimizers:
-        if rec.filled.get(optimizer) and all(
+        if optimizer in rec.filled and all(
             leaf.grad is None for leaf in line.reading.leaves if optimizer in rec.objects.owners(leaf)
         ):
-            rec.say(ZeroGrad, here, optimizers=(optimizer,))
-        rec.filled[optimizer] = True
+            rec.cleared(here, (optimizer,))
+        rec.filled.add(optimizer)
 
 
 def _reading(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.loss import _Loss
 
-from halfstep.events.vocabulary import AutocastEnter, AutocastExit, Forward, Loss, Mode, ModuleReplaced, Region, ZeroGrad
+from halfstep.events.vocabulary import AutocastEnter, AutocastExit, Forward, Loss, Mode, ModuleReplaced, Region
 from halfstep.record.objects import Known
 from halfstep.record.patches import Patches
 from halfstep.record.places import Here
@@ -62,7 +62,7 @@ def say_forward(rec: Recorder, module: nn.Module) -> None:
     training = module.module.training if wrapped else module.training  # type: ignore[union-attr]
     in_no_sync = getattr(module, "require_backward_grad_sync", True) is False
     rec.current = Pass([region] if region is not None else [], training, in_no_sync, here, bypass=facts.get("ddp") is not None)
-    rec.passes[known.ref] = rec.current
+    rec.passes[facts.get("ddp", known.ref)] = rec.current
     rec.say(
         Forward,
         here,
@@ -88,7 +88,7 @@ def model_known(rec: Recorder, module: nn.Module, here: Here) -> Known:
             mode_dependent=any(isinstance(m, _DEPENDENT) for m in module.modules()),
             buffers=next(module.buffers(), None) is not None,
         )
-        rec.objects.hold(known.ref, module)
+        rec.objects.hold(known.ref, module, wrapper=known.facts.get("wrapper") == "ddp")
         if first is not None and first.dtype is torch.float16:
             rec.half_models.add(known.ref)
     return known
@@ -114,7 +114,7 @@ def _clearing(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]
     def zero_grad(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         if rec.hears:
             owners = dict.fromkeys(o for p in self.parameters() for o in rec.objects.owners(p))
-            rec.say(ZeroGrad, rec.here(), optimizers=tuple(owners))
+            rec.cleared(rec.here(), tuple(owners))
         original(self, *args, **kwargs)
 
     return zero_grad

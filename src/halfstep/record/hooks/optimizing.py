@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from halfstep.events.vocabulary import Clip, Load, ScaleLoss, ScaleRead, ScalerUpdate, SchedulerStep, Step, Unscale, ZeroGrad
+from halfstep.events.vocabulary import Clip, Load, ScaleLoss, ScaleRead, ScalerUpdate, SchedulerStep, Step, Unscale
 from halfstep.record.graph import mark
 from halfstep.record.patches import Patches
 from halfstep.record.places import Here
@@ -81,7 +81,7 @@ def _clearing(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]
     def zero_grad(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         if rec.hears:
             here = rec.here()
-            rec.say(ZeroGrad, here, optimizers=(rec.optimizer(self, here).ref,))
+            rec.cleared(here, (rec.optimizer(self, here).ref,))
         original(self, *args, **kwargs)
 
     return zero_grad
