@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 model = nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 scaler = torch.amp.GradScaler("cpu")
 for step in range(4):
     with torch.autocast("cpu", dtype=torch.float16):

@@ -25,6 +25,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", default="text", choices=("text", "json", "sarif", "github"), help="how to report")
     parser.add_argument("--select", metavar="RULES", help="only these rules (names, codes or starts of codes, with commas)")
     parser.add_argument("--ignore", metavar="RULES", help="all but these rules")
+    parser.add_argument(
+        "--folder", default="halfstep-watch", metavar="FOLDER", help="where a batch that gives NaN or infinity is saved"
+    )
     parser.add_argument("-m", dest="module", metavar="MODULE", help="run a module instead of a script")
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help="the training script")
     parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="its arguments")
@@ -33,6 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the script, report, and return its exit code, or 1 where it ended well and something is wrong."""
     from halfstep.errors import UsageError
+    from halfstep.record.probing import Asked
     from halfstep.record.watching import watch
 
     words = [args.script, *args.args] if args.script is not None else args.args
@@ -45,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
             target,
             given,
             module=args.module is not None,
+            asked=Asked(evidence=Path(args.folder), script=tuple(words)),
             report=lambda ending, heard: _reported(heard, ending, settings, args.format, out),
         )
 
@@ -53,6 +58,8 @@ def _reported(heard: list[Heard], ending: Ending, settings: Settings, form: str,
     from halfstep.record.verdict import reach
 
     verdict = reach(heard, settings)
+    for fault in dict.fromkeys(process.fault for process in heard if process.fault):
+        print(f"halfstep: not all was measured: {fault}", file=sys.stderr)
     _report(verdict, ending, form, out)
     out.flush()
     grave = any(f.severity in (Severity.ERROR, Severity.WARNING) for f in verdict.findings)

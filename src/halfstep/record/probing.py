@@ -78,7 +78,7 @@ class Probing(Listener):
         """This process is a rank now."""
         self.rank = rank
 
-    def forward_begins(self, model: nn.Module) -> None:
+    def forward_begins(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
         """The first call of a model under gradients makes its pairs."""
         if not torch.is_grad_enabled() or any(pair.model is model for pair in self.pairs):
             return

@@ -19,7 +19,9 @@ from typing import Any
 
 from torch.utils.data._utils import worker
 
+from halfstep.record.probing import Asked
 from halfstep.record.recorder import Listener
+from halfstep.record.running import in_words
 from halfstep.record.session import Session
 from halfstep.record.telling import Heard
 
@@ -82,7 +84,7 @@ class Writer(Listener):
 def follow(session: Session, folder: Path) -> None:
     """Follow what this process starts through `multiprocessing`, and end with it if it leaves by `os._exit`."""
     session.patches.wrap(BaseProcess, "_bootstrap", lambda original: _forked(original, session, folder))
-    session.patches.wrap(BaseProcess, "start", lambda original: _starting(original, folder))
+    session.patches.wrap(BaseProcess, "start", lambda original: _starting(original, session.asked, folder))
 
 
 def _forked(original: Callable[..., int], session: Session, folder: Path) -> Callable[..., int]:
@@ -90,19 +92,19 @@ def _forked(original: Callable[..., int], session: Session, folder: Path) -> Cal
         session.stop()
         if _is_worker(self) or isinstance(getattr(self, "_target", None), Followed):
             return original(self, *args, **kwargs)
-        return _followed(folder, lambda: original(self, *args, **kwargs))
+        return int(_followed(session.asked, folder, lambda: original(self, *args, **kwargs)))
 
     return _bootstrap
 
 
-def _starting(original: Callable[..., None], folder: Path) -> Callable[..., None]:
+def _starting(original: Callable[..., None], asked: Asked, folder: Path) -> Callable[..., None]:
     def start(self: Any) -> None:
         method = getattr(self, "_start_method", None) or multiprocessing.get_start_method()
         target = self._target
         if method == "fork" or target is None or _is_worker(self):
             original(self)
             return
-        self._target = Followed(target, str(folder))
+        self._target = Followed(target, asked, str(folder))
         try:
             original(self)
         finally:
@@ -120,24 +122,29 @@ class Followed:
     """What a spawned process runs instead of its target: the target, heard."""
 
     target: Callable[..., Any]
+    asked: Asked
     folder: str
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the target."""
-        return _followed(Path(self.folder), lambda: self.target(*args, **kwargs))
+        return _followed(self.asked, Path(self.folder), lambda: self.target(*args, **kwargs))
 
 
-def _followed(folder: Path, call: Callable[[], Any]) -> Any:
-    session = Session()
+def _followed(asked: Asked, folder: Path, call: Callable[[], Any]) -> Any:
+    session = Session(asked=asked)
     writer = Writer(session, folder)
     session.recorder.listeners.append(writer)
     session.start()
     follow(session, folder)
     session.patches.wrap(os, "_exit", lambda original: _leaving(original, writer))
+    words = ""
     try:
         return call()
+    except Exception as error:
+        words = in_words(error)
+        raise
     finally:
-        writer.end()
+        writer.end(words)
         session.stop()
 
 

@@ -28,10 +28,29 @@ class Pass:
     bypass: bool = False
 
 
+class Safe:
+    """Around all that the recorder does of its own: its faults end the recording, never the script."""
+
+    __slots__ = ("rec",)
+
+    def __init__(self, rec: Recorder) -> None:
+        self.rec = rec
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if error is None or not isinstance(error, Exception):
+            return False
+        self.rec.on = False
+        self.rec.fault = f"the recording ended early: {type(error).__name__}: {error}"
+        return True
+
+
 class Listener:
     """Is told of the moments of a run while they happen. Silent by default."""
 
-    def forward_begins(self, model: nn.Module) -> None:
+    def forward_begins(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
         """The outermost call of a model begins."""
 
     def batch_fetched(self, batch: Any) -> None:
@@ -42,9 +61,6 @@ class Listener:
 
     def update_ended(self, optimizer: torch.optim.Optimizer, scaler: Any) -> None:
         """An optimizer has stepped, or, with a scaler, the scaler was updated after that."""
-
-    def collective(self, kind: str, here: Here | None) -> None:
-        """A collective begins, or, without a place, has ended."""
 
     def joined_group(self, rank: int, size: int) -> None:
         """This process is a rank now."""
@@ -58,6 +74,8 @@ class Recorder:
     places: Places = field(default_factory=Places)
     objects: Objects = field(default_factory=Objects)
     on: bool = True
+    fault: str = ""
+    """Why the recording ended before the script."""
     inside: bool = False
     """A model runs: what it calls is part of its forward pass."""
     regions: list[Region] = field(default_factory=list)
@@ -78,6 +96,9 @@ class Recorder:
     stepped_by_scaler: list[torch.optim.Optimizer] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     _thread: int = field(default_factory=threading.get_ident)
+
+    def __post_init__(self) -> None:
+        self.safe = Safe(self)
 
     @property
     def hears(self) -> bool:
@@ -137,5 +158,9 @@ class Recorder:
         if known is None:
             known = self.objects.known(optimizer, "optimizer", here.place)
             known.facts["class"] = type(optimizer).__name__
-            self.objects.own(known.ref, (p for group in optimizer.param_groups for p in group["params"]))
+            self.met(known, optimizer)
         return known
+
+    def met(self, known: Known, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is new: note what it holds."""
+        self.objects.own(known.ref, (p for group in optimizer.param_groups for p in group["params"]))

@@ -44,7 +44,7 @@ def run(target: str, args: list[str], *, module: bool) -> Ending:
     except KeyboardInterrupt:
         return Ending(130, "it was interrupted (Ctrl-C)", traceback.format_exc(limit=-2))
     except BaseException as error:
-        return Ending(1, _words(error), _without_us(error))
+        return Ending(1, in_words(error), _without_us(error))
     return Ending()
 
 
@@ -55,7 +55,8 @@ def _exited(end: SystemExit) -> Ending:
     return Ending(1, "it ended itself with a message", f"{end.code}\n")
 
 
-def _words(error: BaseException) -> str:
+def in_words(error: BaseException) -> str:
+    """What an error ended, for a report."""
     text = str(error).strip().splitlines()
     return f"it raised {type(error).__name__}" + (f": {text[0][:200]}" if text else "")
 

@@ -7,18 +7,9 @@ from dataclasses import dataclass, field
 from halfstep.record.hooks import backward, data, models, optimizing, ranks
 from halfstep.record.patches import Patches
 from halfstep.record.probing import Asked, Probing
-from halfstep.record.recorder import Listener, Recorder
+from halfstep.record.ranks import Meter
+from halfstep.record.recorder import Recorder
 from halfstep.record.telling import Heard, tell
-
-
-class _Group(Listener):
-    """Remembers which rank this process is."""
-
-    rank: int | None = None
-    size: int = 1
-
-    def joined_group(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
 
 
 @dataclass
@@ -27,15 +18,14 @@ class Session:
 
     recorder: Recorder = field(default_factory=Recorder)
     patches: Patches = field(default_factory=Patches)
-    group: _Group = field(default_factory=_Group)
     asked: Asked = field(default_factory=Asked)
 
     def __post_init__(self) -> None:
-        self.probing = Probing(self.recorder, self.asked)
+        self.meter, self.probing = Meter(self.recorder), Probing(self.recorder, self.asked)
+        self.recorder.listeners = [self.meter, self.probing]
 
     def start(self) -> None:
         """Put the hooks in."""
-        self.recorder.listeners += [self.group, self.probing]
         for hooks in (models, optimizing, backward, data, ranks):
             hooks.install(self.patches, self.recorder)
         self.probing.install(self.patches)
@@ -48,6 +38,16 @@ class Session:
 
     def heard(self, ending: str = "") -> Heard:
         """What this process heard until now."""
-        rec, group = self.recorder, self.group
+        rec, meter = self.recorder, self.meter
         files, measured = frozenset(rec.places.files), self.probing.told()
-        return Heard(group.rank, group.size, tell(rec), files, rec.updates, ending, measured)
+        return Heard(
+            rank=meter.rank,
+            size=meter.size,
+            stretches=tell(rec),
+            files=files,
+            updates=rec.updates,
+            ending=ending,
+            measured=measured,
+            shared=meter.shared,
+            fault=rec.fault,
+        )

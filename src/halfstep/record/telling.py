@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from halfstep.events.vocabulary import EpochBegin, EpochEnd, Event, Fetch, Made, Ref, RunBegin, RunEnd, Turn
+from halfstep.record.ranks import Shared
 from halfstep.record.recorder import Recorder
 from halfstep.record.syntax import items_name
 from halfstep.record.tape import Draft
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Heard:
     """What one process heard, as plain data that can be sent to another."""
 
@@ -24,7 +25,12 @@ class Heard:
     updates: int
     ending: str = ""
     """How the script ended in this process: empty when it came to its end."""
+    shared: Shared = field(default_factory=Shared)
+    """What ranks must have alike."""
     measured: dict[str, Any] = field(default_factory=dict)
+    """What the probes found and measured: `findings` and `parts`."""
+    fault: str = ""
+    """Why the recording ended before the script, if it did."""
 
 
 def tell(rec: Recorder) -> tuple[tuple[Event, ...], ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from halfstep.events.trace import Decision, Story, Trace
 from halfstep.findings.finding import Finding
 from halfstep.imagine.suppress import UNUSED, kept
+from halfstep.record.comparing import compared, unexplained
 from halfstep.record.telling import Heard
 from halfstep.record.text import BY_TEXT, Text
 from halfstep.rules.judge import judge
@@ -33,9 +34,10 @@ def reach(heard: Sequence[Heard], settings: Settings) -> Verdict:
     live = [rule for rule in rules if rule.card.name not in BY_TEXT]
     found = judge(Story(traces, text.facts()), live, settings.severity)
     found += text.findings(rules) if any(process.stretches for process in heard) else []
+    measured = [*(f for process in heard for f in process.measured.get("findings", ())), *compared(heard)]
     asked = {card.name for card in settings.cards()}
-    found += [finding for process in heard for finding in process.measured.get("findings", ()) if finding.rule in asked]
-    return Verdict(_once(_unsuppressed(found, text.sources)), text.sources, list(heard))
+    found = _joined(found, [f for f in measured if f.rule in asked])
+    return Verdict(_once(_unsuppressed(unexplained(found), text.sources)), text.sources, list(heard))
 
 
 def _traces(process: Heard, text: Text) -> list[Trace]:
@@ -51,6 +53,18 @@ def _unsuppressed(findings: list[Finding], sources: dict[str, str]) -> list[Find
         mine = [replace(f, request=None) for f in findings if f.path == path]
         left += [f for f in kept(mine, sources.get(path, ""), path, frozenset()) if f.rule != UNUSED]
     return left
+
+
+def _joined(found: list[Finding], measured: list[Finding]) -> list[Finding]:
+    """What was heard and read, with the measurements as its evidence; what was only measured stands alone."""
+    alone: list[Finding] = []
+    for item in measured:
+        said = next((i for i, f in enumerate(found) if f.rule == item.rule), None)
+        if said is None:
+            alone.append(item)
+        elif item.message not in found[said].message:
+            found[said] = replace(found[said], message=f"{found[said].message}; measured: {item.message}")
+    return found + alone
 
 
 def _once(findings: list[Finding]) -> list[Finding]:

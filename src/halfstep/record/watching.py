@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from halfstep.distributed.env import launch_name, world
+from halfstep.record.probing import Asked
 from halfstep.record.processes import Writer, follow, read, reporting, wait_for_children
 from halfstep.record.running import Ending, run
 from halfstep.record.session import Session
@@ -23,12 +24,19 @@ Report = Callable[[Ending, list[Heard]], int]
 """Reports, and returns the exit code."""
 
 
-def watch(target: str, args: list[str], *, module: bool, report: Report) -> int:
+def watch(target: str, args: list[str], *, module: bool, report: Report, asked: Asked | None = None) -> int:
     """Run a script, or a module, to its end and report.
 
     Under a launcher every rank calls this; one of them reports for all.
+
+    Args:
+        target: path of the script, or name of the module.
+        args: its arguments.
+        module: whether it is a module.
+        report: called once, by one process.
+        asked: what the probes are asked to do.
     """
-    watching = _Watching(report)
+    watching = _Watching(report, Session(asked=asked or Asked()))
     watching.begin()
     return watching.end(run(target, args, module=module))
 
@@ -36,7 +44,7 @@ def watch(target: str, args: list[str], *, module: bool, report: Report) -> int:
 @dataclass
 class _Watching:
     report: Report
-    session: Session = field(default_factory=Session)
+    session: Session
     launch: str | None = field(default_factory=launch_name)
     pid: int = field(default_factory=os.getpid)
     ended: bool = False
@@ -51,7 +59,7 @@ class _Watching:
         follow(self.session, self.folder)
         self.session.patches.wrap(os, "_exit", self._leaving)
         if self.launch is not None:
-            self.session.group.joined_group(place.rank, place.size)
+            self.session.meter.joined_group(place.rank, place.size)
             self.writer.watch()
 
     def _folder(self) -> Path:

@@ -41,9 +41,10 @@ def install(patches: Patches, rec: Recorder) -> None:
 def _backing(original: Callable[..., Any], rec: Recorder, lines: dict[tuple[Any, ...], _Line]) -> Callable[..., Any]:
     def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
         if rec.hears and not rec.inside:
-            loss = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
-            if isinstance(loss, torch.Tensor) and loss.grad_fn is not None:
-                _say(rec, loss, grad_tensors, lines)
+            with rec.safe:
+                loss = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
+                if isinstance(loss, torch.Tensor) and loss.grad_fn is not None:
+                    _say(rec, loss, grad_tensors, lines)
         return original(tensors, grad_tensors, *args, **kwargs)
 
     return backward
@@ -115,9 +116,10 @@ def _reading(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
     def item(self: torch.Tensor) -> Any:
         node = self.grad_fn
         if (self.is_cuda or node is not None) and rec.hears and not rec.inside:
-            scaled = node is not None and marked(node) is not None
-            if self.is_cuda or scaled:
-                rec.say(HostRead, rec.here(), what=".item()", scaled=scaled, device=self.device.type)
+            with rec.safe:
+                scaled = node is not None and marked(node) is not None
+                if self.is_cuda or scaled:
+                    rec.say(HostRead, rec.here(), what=".item()", scaled=scaled, device=self.device.type)
         return original(self)
 
     return item

@@ -35,9 +35,10 @@ def install(patches: Patches, rec: Recorder) -> None:
 def _making_loader(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
     def __init__(self: DataLoader[Any], *args: Any, **kwargs: Any) -> None:  # noqa: N807
         if rec.hears and rec.objects.find(self) is None:
-            here = rec.here()
-            given = inspect.signature(original).bind_partial(self, *args, **kwargs).arguments
-            rec.made(self, "loader", here, **_loader_facts(rec, given, here))
+            with rec.safe:
+                here = rec.here()
+                given = inspect.signature(original).bind_partial(self, *args, **kwargs).arguments
+                rec.made(self, "loader", here, **_loader_facts(rec, given, here))
         original(self, *args, **kwargs)
 
     return __init__
@@ -77,18 +78,19 @@ def _making_sampler(original: Callable[..., Any], rec: Recorder) -> Callable[...
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         original(self, *args, **kwargs)
         if rec.hears and rec.objects.find(self) is None:
-            rec.made(
-                self,
-                "sampler",
-                rec.here(),
-                distributed=True,
-                shuffle=bool(self.shuffle),
-                drop_last=bool(self.drop_last),
-                replicas=self.num_replicas,
-                rank=self.rank,
-                seed=self.seed,
-                **{"class": type(self).__name__},
-            )
+            with rec.safe:
+                rec.made(
+                    self,
+                    "sampler",
+                    rec.here(),
+                    distributed=True,
+                    shuffle=bool(self.shuffle),
+                    drop_last=bool(self.drop_last),
+                    replicas=self.num_replicas,
+                    rank=self.rank,
+                    seed=self.seed,
+                    **{"class": type(self).__name__},
+                )
 
     return __init__
 
@@ -96,8 +98,9 @@ def _making_sampler(original: Callable[..., Any], rec: Recorder) -> Callable[...
 def _telling(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
     def set_epoch(self: Any, epoch: int) -> None:
         if rec.hears:
-            here = rec.here()
-            rec.say(SetEpoch, here, target=rec.objects.known(self, "sampler", here.place).ref, value=epoch)
+            with rec.safe:
+                here = rec.here()
+                rec.say(SetEpoch, here, target=rec.objects.known(self, "sampler", here.place).ref, value=epoch)
         original(self, epoch)
 
     return set_epoch
@@ -107,11 +110,13 @@ def _beginning(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any
     def __iter__(self: DataLoader[Any]) -> Any:  # noqa: N807
         if not rec.hears:
             return original(self)
-        here = rec.here(Moment.BEGIN)
-        known = rec.objects.known(self, "loader", here.place)
-        index = known.facts["passes"] = known.facts.get("passes", -1) + 1
-        known.facts["micro"] = 0
-        rec.say(EpochBegin, here, loader=known.ref, index=index, function=here.function)
+        known = None
+        with rec.safe:
+            here = rec.here(Moment.BEGIN)
+            known = rec.objects.known(self, "loader", here.place)
+            index = known.facts["passes"] = known.facts.get("passes", -1) + 1
+            known.facts["micro"] = 0
+            rec.say(EpochBegin, here, loader=known.ref, index=index, function=here.function)
         iterator = original(self)
         iterator._halfstep = known
         return iterator
@@ -128,13 +133,15 @@ def _fetching(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]
         try:
             batch = original(self)
         except StopIteration:
-            rec.say(EpochEnd, rec.here(Moment.END), loader=known.ref, index=known.facts["passes"])
+            with rec.safe:
+                rec.say(EpochEnd, rec.here(Moment.END), loader=known.ref, index=known.facts["passes"])
             raise
-        wait = time.perf_counter() - begun
-        rec.say(Fetch, rec.here(Moment.FETCH), loader=known.ref, micro_batch=known.facts["micro"], wait_s=wait)
-        known.facts["micro"] += 1
-        for listener in rec.listeners:
-            listener.batch_fetched(batch)
+        with rec.safe:
+            wait = time.perf_counter() - begun
+            rec.say(Fetch, rec.here(Moment.FETCH), loader=known.ref, micro_batch=known.facts["micro"], wait_s=wait)
+            known.facts["micro"] += 1
+            for listener in rec.listeners:
+                listener.batch_fetched(batch)
         return batch
 
     return __next__
@@ -146,7 +153,8 @@ def _fetching(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]
 def _saving(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         if rec.hears and not rec.quiet:
-            rec.say(Save, rec.here(), {"file": str(f)}, states=states_in(obj))
+            with rec.safe:
+                rec.say(Save, rec.here(), {"file": str(f)}, states=states_in(obj))
         return original(obj, f, *args, **kwargs)
 
     return save
@@ -174,7 +182,8 @@ def states_in(value: Any, depth: int = 0) -> frozenset[str]:
 def _loading(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
     def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         if rec.hears and not rec.quiet:
-            rec.say(Load, rec.here(), target=None, map_location=map_location is not None)
+            with rec.safe:
+                rec.say(Load, rec.here(), target=None, map_location=map_location is not None)
         return original(f, map_location, *args, **kwargs)
 
     return load
@@ -186,7 +195,8 @@ def _loading(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
 def _seeding(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
     def manual_seed(seed: Any) -> Any:
         if rec.hears:
-            rec.say(Seed, rec.here(), {"value": int(seed)}, constant=False)
+            with rec.safe:
+                rec.say(Seed, rec.here(), {"value": int(seed)}, constant=False)
         return original(seed)
 
     return manual_seed
@@ -195,7 +205,8 @@ def _seeding(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
 def _flushing(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
     def empty_cache() -> None:
         if rec.hears:
-            rec.say(MemoryFlush, rec.here(), kind="torch.cuda.empty_cache")
+            with rec.safe:
+                rec.say(MemoryFlush, rec.here(), kind="torch.cuda.empty_cache")
         original()
 
     return empty_cache

@@ -36,7 +36,8 @@ def _calling(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         rec.inside = True
         try:
-            say_forward(rec, self)
+            with rec.safe:
+                say_forward(rec, self, (args, kwargs))
             return original(self, *args, **kwargs)
         finally:
             rec.inside = False
@@ -45,7 +46,7 @@ def _calling(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
     return __call__
 
 
-def say_forward(rec: Recorder, module: nn.Module) -> None:
+def say_forward(rec: Recorder, module: nn.Module, inputs: tuple[Any, ...]) -> None:
     """The outermost call of a module."""
     here = rec.here(depth=4)
     if isinstance(module, _Loss):
@@ -56,7 +57,7 @@ def say_forward(rec: Recorder, module: nn.Module) -> None:
     if not facts["parameters"]:
         return
     for listener in rec.listeners:
-        listener.forward_begins(module)
+        listener.forward_begins(module, inputs)
     region = rec.region()
     wrapped = facts.get("wrapper") == "ddp"
     training = module.module.training if wrapped else module.training  # type: ignore[union-attr]
@@ -100,9 +101,10 @@ def _switching(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any
             return original(self, mode)
         rec.quiet += 1
         try:
-            here = rec.here()
-            if here.place is not None and next(self.parameters(), None) is not None:
-                rec.say(Mode, here, model=model_known(rec, self, here).ref, training=mode)
+            with rec.safe:
+                here = rec.here()
+                if here.place is not None and next(self.parameters(), None) is not None:
+                    rec.say(Mode, here, model=model_known(rec, self, here).ref, training=mode)
             return original(self, mode)
         finally:
             rec.quiet -= 1
@@ -113,8 +115,9 @@ def _switching(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any
 def _clearing(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
     def zero_grad(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         if rec.hears:
-            owners = dict.fromkeys(o for p in self.parameters() for o in rec.objects.owners(p))
-            rec.cleared(rec.here(), tuple(owners))
+            with rec.safe:
+                owners = dict.fromkeys(o for p in self.parameters() for o in rec.objects.owners(p))
+                rec.cleared(rec.here(), tuple(owners))
         original(self, *args, **kwargs)
 
     return zero_grad
@@ -132,14 +135,15 @@ def _entering(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]
     def __enter__(self: Any) -> Any:  # noqa: N807
         entered = original(self)
         if rec.hears:
-            here = rec.here()
-            given = getattr(self, "_halfstep_dtype_given", True)
-            dtype = str(self.fast_dtype).removeprefix("torch.")
-            region = Region(rec.number("region"), self.device, dtype, bool(self._enabled), here.place, given)
-            rec.regions.append(region)
-            if rec.current is not None and region.enabled:
-                rec.current.regions.append(region)
-            rec.say(AutocastEnter, here, region=region)
+            with rec.safe:
+                here = rec.here()
+                given = getattr(self, "_halfstep_dtype_given", True)
+                dtype = str(self.fast_dtype).removeprefix("torch.")
+                region = Region(rec.number("region"), self.device, dtype, bool(self._enabled), here.place, given)
+                rec.regions.append(region)
+                if rec.current is not None and region.enabled:
+                    rec.current.regions.append(region)
+                rec.say(AutocastEnter, here, region=region)
         return entered
 
     return __enter__
@@ -148,7 +152,8 @@ def _entering(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]
 def _leaving(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
     def __exit__(self: Any, *error: Any) -> Any:  # noqa: N807
         if rec.hears and rec.regions:
-            rec.say(AutocastExit, rec.here(), region=rec.regions.pop())
+            with rec.safe:
+                rec.say(AutocastExit, rec.here(), region=rec.regions.pop())
         return original(self, *error)
 
     return __exit__
@@ -159,10 +164,11 @@ def _replacing(rec: Recorder) -> Callable[..., None]:
         before = module._modules.get(name)
         if before is None or submodule is None or before is submodule or not rec.hears:
             return
-        owners = dict.fromkeys(o for p in module.parameters() for o in rec.objects.owners(p))
-        if owners and any(p.requires_grad for p in submodule.parameters()):
-            here = rec.here()
-            new = rec.objects.known(submodule, "model", here.place).ref
-            rec.say(ModuleReplaced, here, model=model_known(rec, module, here).ref, module=new, optimizers=tuple(owners))
+        with rec.safe:
+            owners = dict.fromkeys(o for p in module.parameters() for o in rec.objects.owners(p))
+            if owners and any(p.requires_grad for p in submodule.parameters()):
+                here = rec.here()
+                new = rec.objects.known(submodule, "model", here.place).ref
+                rec.say(ModuleReplaced, here, model=model_known(rec, module, here).ref, module=new, optimizers=tuple(owners))
 
     return hook

@@ -61,8 +61,9 @@ def _making_optimizer(original: Callable[..., Any], rec: Recorder) -> Callable[.
     def __init__(self: torch.optim.Optimizer, params: Any, defaults: dict[str, Any]) -> None:  # noqa: N807
         original(self, params, defaults)
         if rec.hears and rec.objects.find(self) is None:
-            known = rec.made(self, "optimizer", rec.here(), **{"class": type(self).__name__})
-            rec.objects.own(known.ref, _params(self))
+            with rec.safe:
+                known = rec.made(self, "optimizer", rec.here(), **{"class": type(self).__name__})
+                rec.met(known, self)
 
     return __init__
 
@@ -80,8 +81,9 @@ def _adding(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
 def _clearing(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
     def zero_grad(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
         if rec.hears:
-            here = rec.here()
-            rec.cleared(here, (rec.optimizer(self, here).ref,))
+            with rec.safe:
+                here = rec.here()
+                rec.cleared(here, (rec.optimizer(self, here).ref,))
         original(self, *args, **kwargs)
 
     return zero_grad
@@ -90,8 +92,9 @@ def _clearing(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]
 def _loading(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
     def load_state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
         if rec.hears:
-            here = rec.here()
-            rec.say(Load, here, target=rec.optimizer(self, here).ref)
+            with rec.safe:
+                here = rec.here()
+                rec.say(Load, here, target=rec.optimizer(self, here).ref)
         return original(self, *args, **kwargs)
 
     return load_state_dict
@@ -99,14 +102,16 @@ def _loading(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
 
 def _step_begins(rec: Recorder, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if rec.hears and rec.stepping is None and not _closure(args, kwargs):
-        say_step(rec, optimizer, rec.here(depth=5), closure=False)
+        with rec.safe:
+            say_step(rec, optimizer, rec.here(depth=5), closure=False)
 
 
 def _step_ended(rec: Recorder, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if rec.hears and rec.stepping is None:
-        if _closure(args, kwargs):
-            say_step(rec, optimizer, rec.here(depth=5), closure=True)
-        rec.stepped(optimizer, None)
+        with rec.safe:
+            if _closure(args, kwargs):
+                say_step(rec, optimizer, rec.here(depth=5), closure=True)
+            rec.stepped(optimizer, None)
 
 
 def _closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -141,7 +146,8 @@ def _making_scaler(original: Callable[..., Any], rec: Recorder) -> Callable[...,
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         original(self, *args, **kwargs)
         if rec.hears and rec.objects.find(self) is None:
-            rec.made(self, "scaler", rec.here(), enabled=bool(self._enabled), init_scale=float(self._init_scale))
+            with rec.safe:
+                rec.made(self, "scaler", rec.here(), enabled=bool(self._enabled))
 
     return __init__
 
@@ -150,12 +156,13 @@ def _scaling(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
     def scale(self: Any, outputs: Any) -> Any:
         scaled = original(self, outputs)
         if rec.hears and self.is_enabled():
-            here = rec.here()
-            ref = rec.objects.known(self, "scaler", here.place).ref
-            for tensor in (scaled,) if isinstance(scaled, torch.Tensor) else ():
-                if tensor.grad_fn is not None:
-                    mark(tensor.grad_fn, ref)
-            rec.say(ScaleLoss, here, scaler=ref)
+            with rec.safe:
+                here = rec.here()
+                ref = rec.objects.known(self, "scaler", here.place).ref
+                for tensor in (scaled,) if isinstance(scaled, torch.Tensor) else ():
+                    if tensor.grad_fn is not None:
+                        mark(tensor.grad_fn, ref)
+                rec.say(ScaleLoss, here, scaler=ref)
         return scaled
 
     return scale
@@ -164,9 +171,10 @@ def _scaling(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
 def _unscaling(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
     def unscale_(self: Any, optimizer: torch.optim.Optimizer) -> Any:
         if rec.hears and self.is_enabled() and rec.stepping is None:
-            here = rec.here()
-            scaler = rec.objects.known(self, "scaler", here.place).ref
-            rec.say(Unscale, here, scaler=scaler, optimizer=rec.optimizer(optimizer, here).ref)
+            with rec.safe:
+                here = rec.here()
+                scaler = rec.objects.known(self, "scaler", here.place).ref
+                rec.say(Unscale, here, scaler=scaler, optimizer=rec.optimizer(optimizer, here).ref)
         return original(self, optimizer)
 
     return unscale_
@@ -176,14 +184,16 @@ def _stepping(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]
     def step(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         if not rec.hears or not self.is_enabled():
             return original(self, optimizer, *args, **kwargs)
-        here = rec.here()
-        rec.stepping = rec.objects.known(self, "scaler", here.place).ref
-        try:
+        with rec.safe:
+            here = rec.here()
+            rec.stepping = rec.objects.known(self, "scaler", here.place).ref
             say_step(rec, optimizer, here, closure=bool(args) or "closure" in kwargs)
+        try:
             return original(self, optimizer, *args, **kwargs)
         finally:
             rec.stepping = None
-            rec.stepped(optimizer, self)
+            with rec.safe:
+                rec.stepped(optimizer, self)
 
     return step
 
@@ -194,10 +204,11 @@ def _updating(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]
             return original(self, *args, **kwargs)
         here = rec.here()
         done = original(self, *args, **kwargs)
-        scale = self._scale
-        known = float(scale) if scale is not None and scale.device.type == "cpu" else None
-        rec.say(ScalerUpdate, here, scaler=rec.objects.known(self, "scaler", here.place).ref, scale=known)
-        rec.scaler_updated(self)
+        with rec.safe:
+            scale = self._scale
+            known = float(scale) if scale is not None and scale.device.type == "cpu" else None
+            rec.say(ScalerUpdate, here, scaler=rec.objects.known(self, "scaler", here.place).ref, scale=known)
+            rec.scaler_updated(self)
         return done
 
     return update
@@ -206,7 +217,8 @@ def _updating(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]
 def _reading_scale(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
     def get_scale(self: Any) -> float:
         if rec.hears and self.is_enabled():
-            rec.say(ScaleRead, rec.here())
+            with rec.safe:
+                rec.say(ScaleRead, rec.here())
         return float(original(self))
 
     return get_scale
@@ -221,14 +233,12 @@ def _clipping(original: Callable[..., Any], rec: Recorder, kind: str) -> Callabl
             return original(parameters, *args, **kwargs)
         generator = isinstance(parameters, types.GeneratorType)
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        owners = dict.fromkeys(o for p in given for o in rec.objects.owners(p))
-        partial = tuple(o for o in owners if _left_out(rec, o, given))
         empty = generator and not given
-        draft = rec.say(Clip, rec.here(), {}, optimizers=tuple(owners), kind=kind, partial=partial, exhausted=empty)
-        done = original((p for p in given) if empty else given, *args, **kwargs)
-        if draft.extra is not None and isinstance(done, torch.Tensor) and done.device.type == "cpu":
-            draft.extra["norm"] = float(done)
-        return done
+        with rec.safe:
+            owners = dict.fromkeys(o for p in given for o in rec.objects.owners(p))
+            partial = tuple(o for o in owners if _left_out(rec, o, given))
+            rec.say(Clip, rec.here(), optimizers=tuple(owners), kind=kind, partial=partial, exhausted=empty)
+        return original((p for p in given) if empty else given, *args, **kwargs)
 
     return clip
 
@@ -253,32 +263,36 @@ def _making_scheduler(original: Callable[..., Any], rec: Recorder) -> Callable[.
             original(self, *args, **kwargs)
         finally:
             rec.quiet -= 1
-        bound = inspect.signature(original).bind_partial(self, *args, **kwargs).arguments
-        optimizer = bound.get("optimizer")
-        holder = rec.optimizer(optimizer, here).ref if isinstance(optimizer, torch.optim.Optimizer) else None
-        plain = {
-            k: v for k, v in bound.items() if k not in ("self", "optimizer") and isinstance(v, (int, float, str, list, tuple))
-        }
-        plain = {k: v for k, v in plain.items() if not isinstance(v, (list, tuple)) or all(isinstance(i, int) for i in v)}
-        known = rec.made(self, "scheduler", here, args=plain, optimizer=holder, **{"class": type(self).__name__})
-        for inner in bound.get("schedulers", ()):
-            part = rec.objects.find(inner)
-            if part is not None:
-                part.facts["part of"] = known.ref
+        with rec.safe:
+            _note_scheduler(rec, self, here, inspect.signature(original).bind_partial(self, *args, **kwargs).arguments)
 
     return __init__
+
+
+def _note_scheduler(rec: Recorder, scheduler: Any, here: Here, bound: dict[str, Any]) -> None:
+    """What is known of how a scheduler was made."""
+    optimizer = bound.get("optimizer")
+    holder = rec.optimizer(optimizer, here).ref if isinstance(optimizer, torch.optim.Optimizer) else None
+    plain = {k: v for k, v in bound.items() if k not in ("self", "optimizer") and isinstance(v, (int, float, str, list, tuple))}
+    plain = {k: v for k, v in plain.items() if not isinstance(v, (list, tuple)) or all(isinstance(i, int) for i in v)}
+    known = rec.made(scheduler, "scheduler", here, args=plain, optimizer=holder, **{"class": type(scheduler).__name__})
+    for inner in bound.get("schedulers", ()):
+        part = rec.objects.find(inner)
+        if part is not None:
+            part.facts["part of"] = known.ref
 
 
 def _moving(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         if rec.quiet or not rec.hears:
             return original(self, *args, **kwargs)
-        here = rec.here()
-        known = rec.objects.known(self, "scheduler", here.place)
-        optimizer = getattr(self, "optimizer", None)
-        holder = rec.optimizer(optimizer, here).ref if isinstance(optimizer, torch.optim.Optimizer) else None
-        argument = bool(args or kwargs)
-        rec.say(SchedulerStep, here, scheduler=known.ref, optimizer=holder, argument=argument, metric="")
+        with rec.safe:
+            here = rec.here()
+            known = rec.objects.known(self, "scheduler", here.place)
+            optimizer = getattr(self, "optimizer", None)
+            holder = rec.optimizer(optimizer, here).ref if isinstance(optimizer, torch.optim.Optimizer) else None
+            argument = bool(args or kwargs)
+            rec.say(SchedulerStep, here, scheduler=known.ref, optimizer=holder, argument=argument, metric="")
         rec.quiet += 1
         try:
             return original(self, *args, **kwargs)

@@ -47,12 +47,13 @@ def _wrapping(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]
             original(self, module, *args, **kwargs)
         finally:
             rec.quiet -= 1
-        inner = model_known(rec, module, here)
-        known = rec.made(self, "model", here, wrapper="ddp", find_unused=bool(kwargs.get("find_unused_parameters", False)))
-        known.facts["inner"] = inner.ref
-        inner.facts["ddp"] = known.ref
-        model_known(rec, self, here)
-        rec.ddp[known.ref] = weakref.ref(self)
+        with rec.safe:
+            inner = model_known(rec, module, here)
+            known = rec.made(self, "model", here, wrapper="ddp", find_unused=bool(kwargs.get("find_unused_parameters", False)))
+            known.facts["inner"] = inner.ref
+            inner.facts["ddp"] = known.ref
+            model_known(rec, self, here)
+            rec.ddp[known.ref] = weakref.ref(self)
 
     return __init__
 
@@ -79,7 +80,8 @@ def _joining(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
     def join(self: Any, *args: Any, **kwargs: Any) -> Any:
         made = original(self, *args, **kwargs)
         if rec.hears:
-            rec.made(made, "join", rec.here())
+            with rec.safe:
+                rec.made(made, "join", rec.here())
         return made
 
     return join
@@ -89,17 +91,13 @@ def _together(original: Callable[..., Any], rec: Recorder, name: str) -> Callabl
     def collective(*args: Any, **kwargs: Any) -> Any:
         if rec.quiet or not rec.hears:
             return original(*args, **kwargs)
-        here = rec.here()
-        rec.say(Collective, here, kind=name)
-        for listener in rec.listeners:
-            listener.collective(name, here)
+        with rec.safe:
+            rec.say(Collective, rec.here(), kind=name)
         rec.quiet += 1
         try:
             return original(*args, **kwargs)
         finally:
             rec.quiet -= 1
-            for listener in rec.listeners:
-                listener.collective(name, None)
 
     return collective
 
@@ -114,11 +112,12 @@ def _grouping(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]
             done = original(*args, **kwargs)
         finally:
             rec.quiet -= 1
-        group = rec.objects.new(dist.group.WORLD, "group", here.place)
-        group.facts["backend"] = str(dist.get_backend())
-        rec.say(Made, here, what=group.ref, facts=group.facts)
-        for listener in rec.listeners:
-            listener.joined_group(dist.get_rank(), dist.get_world_size())
+        with rec.safe:
+            group = rec.objects.new(dist.group.WORLD, "group", here.place)
+            group.facts["backend"] = str(dist.get_backend())
+            rec.say(Made, here, what=group.ref, facts=group.facts)
+            for listener in rec.listeners:
+                listener.joined_group(dist.get_rank(), dist.get_world_size())
         return done
 
     return init_process_group

@@ -1,0 +1,198 @@
+"""Compares what the ranks of one run noted: the findings that only several ranks together show."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from halfstep.events.vocabulary import Backward, Collective, EpochEnd, Event, Made, Place, RunEnd, ScalerUpdate
+from halfstep.findings.finding import Finding
+from halfstep.record.probes.telling import finding
+from halfstep.record.telling import Heard
+from halfstep.report.parts import Table
+from halfstep.rules.measured import ranks as cards
+from halfstep.rules.ranks.ddp_no_sampler import CARD as SAME_SAMPLES
+from halfstep.rules.ranks.ddp_rank_conditional_collective import CARD as CONDITIONAL
+from halfstep.rules.ranks.ddp_rank_local_skip import CARD as SKIP
+from halfstep.rules.ranks.ddp_same_seed import CARD as SAME_SEED
+from halfstep.rules.ranks.ddp_uneven_inputs import CARD as UNEVEN
+from halfstep.rules.ranks.ddp_unused_params import CARD as UNUSED
+
+CAUSES = {
+    cards.REPLICAS.name: (
+        *("ddp-no-sync-off-by-one", "ddp-module-bypass", "ddp-rank-local-skip", "ddp-unequal-scales", "amp-step-bypass"),
+        *("ddp-zero-gradients", "ddp-uneven-inputs"),
+    ),
+}
+"""A symptom, and the faults that explain it."""
+
+
+def compared(heard: Sequence[Heard]) -> list[Finding]:
+    """What the ranks have not alike, without what another finding among them explains."""
+    ranks = sorted((h for h in heard if h.rank is not None and h.size > 1), key=lambda h: h.rank or 0)
+    if len(ranks) < 2:
+        return []
+    checks = (_replicas, _samples, _seeds, _unused, _gradients, _samplers, _scales, _work, _collectives)
+    return [found for check in checks for found in check(ranks)]
+
+
+def unexplained(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings without the symptoms of faults that were found too."""
+    named = {finding.rule for finding in findings}
+    return [f for f in findings if not named & set(CAUSES.get(f.rule, ()))]
+
+
+def _replicas(ranks: Sequence[Heard]) -> Iterator[Finding]:
+    first = ranks[0].shared
+    for update in sorted(set.intersection(*(set(h.shared.checksums) for h in ranks))):
+        for other in ranks[1:]:
+            pairs = zip(first.names, first.checksums[update], other.shared.checksums[update], strict=False)
+            differ = [name for name, mine, theirs in pairs if mine != theirs]
+            if differ:
+                message = (
+                    f"after update {update} rank {ranks[0].rank} and rank {other.rank} differ in {len(differ)} of "
+                    f"{len(first.names)} parameters, first in `{differ[0]}`"
+                )
+                yield finding(cards.REPLICAS, first.place, message)
+                return
+
+
+def _samples(ranks: Sequence[Heard]) -> Iterator[Finding]:
+    for one, other in itertools.combinations(ranks, 2):
+        mine = [print for print, _ in one.shared.inputs]
+        theirs = [print for print, _ in other.shared.inputs]
+        count = min(len(mine), len(theirs))
+        if count >= 2 and len(set(mine[:count])) >= 2 and mine[:count] == theirs[:count]:
+            message = f"rank {one.rank} and rank {other.rank} got the same samples in each of the first {count} forward passes"
+            yield finding(SAME_SAMPLES, one.shared.place, message)
+            return
+
+
+def _seeds(ranks: Sequence[Heard]) -> Iterator[Finding]:
+    first = ranks[0].shared.random
+    drawn = [i for i, (a, b) in enumerate(itertools.pairwise(first)) if a[0] == b[0] and a[1] != b[1]]
+    if drawn and all(h.shared.random == first for h in ranks[1:]):
+        seeds = [draft for draft in _events(ranks[0]) if type(draft).__name__ == "Seed"]
+        place = seeds[-1].stack[-1] if seeds and seeds[-1].stack else ranks[0].shared.place
+        yield finding(SAME_SEED, place, f"all {len(ranks)} ranks drew the same random numbers in the first {len(first)} updates")
+
+
+def _unused(ranks: Sequence[Heard]) -> Iterator[Finding]:
+    shared = ranks[0].shared
+    names = set(shared.missing[0]) if shared.missing else set()
+    if names and not shared.find_unused and all(h.shared.missing and names <= set(h.shared.missing[0]) for h in ranks):
+        wrapped = next((e.place for e in _events(ranks[0]) if isinstance(e, Made) and e.facts.get("wrapper") == "ddp"), None)
+        message = f"{len(names)} parameters get no gradient, first `{min(names)}`: DDP raises in the second iteration"
+        yield finding(UNUSED, wrapped or shared.place, message)
+
+
+def _gradients(ranks: Sequence[Heard]) -> Iterator[Finding]:
+    for update, lacking in enumerate(zip(*(h.shared.missing for h in ranks), strict=False)):
+        empty = [set(names) | set(h.shared.zero[update]) for names, h in zip(lacking, ranks, strict=True)]
+        odd = sorted(set().union(*empty) - set.intersection(*empty))
+        if odd:
+            where = [str(h.rank) for h, names in zip(ranks, empty, strict=True) if odd[0] in names]
+            message = f"in update {update + 1} the gradient of `{odd[0]}` is zero or missing on rank {', '.join(where)} only"
+            yield finding(cards.ZERO, ranks[0].shared.place, message)
+            return
+
+
+def _samplers(ranks: Sequence[Heard]) -> Iterator[Finding]:
+    for rank in ranks:
+        for made in _events(rank):
+            if isinstance(made, Made) and made.facts.get("distributed") and made.facts.get("replicas") is not None:
+                replicas, place = made.facts["replicas"], made.facts.get("rank")
+                if replicas != rank.size or place != rank.rank:
+                    message = f"on rank {rank.rank} of {rank.size} the sampler takes part {place} of {replicas}"
+                    yield finding(cards.SAMPLER, made.place, message)
+                    return
+    seeds = [[m.facts.get("seed") for m in _events(h) if isinstance(m, Made) and m.facts.get("distributed")] for h in ranks]
+    odd = next((h for h, mine in zip(ranks, seeds, strict=True) if mine != seeds[0] and len(mine) == len(seeds[0])), None)
+    if odd is not None:
+        made = next(m for m in _events(odd) if isinstance(m, Made) and m.facts.get("distributed"))
+        yield finding(cards.SAMPLER, made.place, f"the samplers of rank {ranks[0].rank} and rank {odd.rank} have different seeds")
+
+
+def _scales(ranks: Sequence[Heard]) -> Iterator[Finding]:
+    scales = [[e for e in _events(h) if isinstance(e, ScalerUpdate) and e.scale is not None] for h in ranks]
+    for number, events in enumerate(zip(*scales, strict=False), 1):
+        if len({e.scale for e in events}) > 1:
+            told = ", ".join(f"{e.scale:g} on rank {h.rank}" for e, h in zip(events, ranks, strict=True))
+            yield finding(cards.SCALES, events[0].place, f"after update {number} the loss scale is {told}")
+            return
+
+
+def _work(ranks: Sequence[Heard]) -> Iterator[Finding]:
+    """Ranks that made fewer backward passes than others, and did not fail."""
+    few, many = min(ranks, key=_backwards), max(ranks, key=_backwards)
+    if _backwards(few) == _backwards(many) or few.ending.startswith("it raised"):
+        return
+    told = f"rank {few.rank} made {_backwards(few)} backward passes, rank {many.rank} {_backwards(many)}"
+    waits = f"; rank {many.rank} {_standing(many)}"
+    last = [next((e for e in reversed(_events(h)) if isinstance(e, Backward)), None) for h in (few, many)]
+    if last[0] is None or last[1] is None:
+        return
+    ended = next((e for e in reversed(_events(few)) if isinstance(e, EpochEnd)), None)
+    turns = [tuple(t.index for t in b.loops) for b in last if b is not None]
+    if turns[0] == turns[1] and turns[0]:
+        yield finding(SKIP, last[0].place, f"{told}: it skipped some in which the others wait{waits}")
+    elif ended is not None and ended.serial > last[0].serial:
+        yield finding(UNEVEN, ended.place or last[0].place, f"{told}: its batches ended earlier{waits}")
+
+
+def _collectives(ranks: Sequence[Heard]) -> Iterator[Finding]:
+    """A rank that waits in a collective that another never reaches."""
+    lists = [[e for e in _events(h) if isinstance(e, Collective)] for h in ranks]
+    for (one, mine), (other, theirs) in itertools.permutations(zip(ranks, lists, strict=True), 2):
+        if (
+            mine
+            and _last(one) is mine[-1]
+            and one.ending
+            and len(mine) > len(theirs)
+            and not other.ending.startswith("it raised")
+        ):
+            if any(e.place == mine[-1].place for e in theirs):
+                continue
+            message = f"rank {one.rank} waits in `{mine[-1].kind}` for rank {other.rank}, which {_standing(other)}"
+            yield finding(CONDITIONAL, mine[-1].place, message)
+            return
+
+
+def _backwards(heard: Heard) -> int:
+    return heard.shared.backwards
+
+
+def _events(heard: Heard) -> tuple[Event, ...]:
+    return heard.stretches[-1] if len(heard.stretches) > 1 else heard.stretches[0]
+
+
+def _last(heard: Heard) -> Event | None:
+    return next((e for e in reversed(_events(heard)) if not isinstance(e, (RunEnd, EpochEnd))), None)
+
+
+def _standing(heard: Heard) -> str:
+    """Where a rank stood at its end, in words."""
+    last = _last(heard)
+    if last is None or last.place is None:
+        return "said nothing"
+    where = f"line {last.place.line} ({type(last).__name__})"
+    return f"waited in {where}" if heard.ending else f"had ended after {where}"
+
+
+def ranks_table(heard: Sequence[Heard]) -> Table | None:
+    """The ranks side by side; None where there is one process."""
+    ranks = sorted((h for h in heard if h.rank is not None and h.size > 1), key=lambda h: h.rank or 0)
+    if len(ranks) < 2:
+        return None
+    rows = [(str(h.rank), str(h.updates), str(_backwards(h)), _line(_last(h)), h.ending or "came to its end") for h in ranks]
+    return Table(
+        title="Ranks",
+        about="All ranks should have made the same updates and ended in the same line.",
+        columns=("rank", "updates", "backward passes", "last line", "end"),
+        rows=tuple(rows),
+    )
+
+
+def _line(event: Event | None) -> str:
+    place: Place | None = event.place if event is not None else None
+    return f"{place.line}, {type(event).__name__}" if place is not None else "unknown"
