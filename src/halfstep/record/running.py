@@ -24,14 +24,18 @@ class Ending:
     """What Python would have written to standard error."""
 
 
-def run(target: str, args: list[str], *, module: bool) -> Ending:
-    """Run to the end, whatever the end is.
+def check(target: str, *, module: bool) -> None:
+    """Make sure that there is something to run.
 
     Raises:
         UsageError: There is no such script.
     """
     if not module and not Path(target).is_file():
         raise UsageError(f"there is no script {target!r} to watch. Give a file, or `-m` and the name of a module.")
+
+
+def run(target: str, args: list[str], *, module: bool) -> Ending:
+    """Run to the end, whatever the end is."""
     try:
         with _as_main(target, args, module):
             if module:

@@ -16,7 +16,7 @@ from typing import Any
 from halfstep.distributed.env import launch_name, world
 from halfstep.record.probing import Asked
 from halfstep.record.processes import Writer, follow, read, reporting, wait_for_children
-from halfstep.record.running import Ending, run
+from halfstep.record.running import Ending, check, run
 from halfstep.record.session import Session
 from halfstep.record.telling import Heard
 
@@ -35,7 +35,11 @@ def watch(target: str, args: list[str], *, module: bool, report: Report, asked: 
         module: whether it is a module.
         report: called once, by one process.
         asked: what the probes are asked to do.
+
+    Raises:
+        UsageError: There is no such script.
     """
+    check(target, module=module)
     watching = _Watching(report, Session(asked=asked or Asked()))
     watching.begin()
     return watching.end(run(target, args, module=module))
