@@ -86,7 +86,7 @@ def gpt2(folder: Path) -> PreTrainedModel:
 
 
 def bert(folder: Path) -> PreTrainedModel:
-    """A BERT with a tokenizer of words."""
+    """A BERT without dropout, with a tokenizer of words."""
     size = len(word_tokenizer(folder))
     torch.manual_seed(0)
     config = BertConfig(
@@ -96,6 +96,8 @@ def bert(folder: Path) -> PreTrainedModel:
         num_hidden_layers=1,
         num_attention_heads=2,
         max_position_embeddings=64,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
     )
     return saved(BertForMaskedLM(config), folder)
 

@@ -65,7 +65,7 @@ def resolve_rows(asked: DataSection, task: Task, columns_of: ColumnsOf, decision
     how = decisions.take("data.format", asked.format, lambda: _format(files, task))
     _check_format(how, task, files)
     if how is DataFormat.TEXT:
-        _refuse_for_text(asked)
+        _refuse_for_text(asked, task)
         return Rows(format=how, kind=None, columns=None)
     found = ("image", "label") if how is DataFormat.IMAGES else columns_of(files, how)
     kind = decisions.take("data.kind", asked.kind, lambda: _kind(found, task))
@@ -83,9 +83,10 @@ def resolve_rows(asked: DataSection, task: Task, columns_of: ColumnsOf, decision
     return Rows(format=how, kind=kind, columns=columns)
 
 
-def _refuse_for_text(asked: DataSection) -> None:
+def _refuse_for_text(asked: DataSection, task: Task) -> None:
     for name in ("kind", "columns", "packing", "too_long"):
-        if not is_auto(getattr(asked, name)):
+        in_pieces = name == "too_long" and task is Task.MASKED_LM  # whose texts are documents, between special tokens
+        if not is_auto(getattr(asked, name)) and not in_pieces:
             raise ConfigError(
                 f"`data.{name}` has no effect on text files: they are one stream of tokens, without rows, that fills every "
                 "sequence. Leave it out, or give files with rows (JSON Lines, CSV, Parquet)."

@@ -34,6 +34,8 @@ def resolve_task(written: Written, task_of: TaskOf, decisions: Decisions) -> Tas
         raise ConfigError(
             f'`model.task = "{task}"` needs a loss and data of your own: `model.loss` and `data.factory`, each as "module:name".'
         )
+    if written.lora is not None and written.model.frozen is not None:
+        raise ConfigError("`model.frozen` has no effect beside [lora], which freezes everything but the adapters. Leave it out.")
     if written.data.config is not None and written.data.factory is None:
         raise ConfigError("`data.config` holds the arguments of `data.factory`, which is not given. Leave it out.")
     if written.data.factory is not None and written.data.files is not None:
