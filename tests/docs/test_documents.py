@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from docs.blocks import KINDS, Block, Document, commands
+from halfstep.config.schema import known_keys
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("README.md", "README.zh-CN.md", "CONTRIBUTING.md", "CHANGELOG.md")
@@ -103,8 +104,9 @@ def test_commands_run_and_print_what_is_shown(document: Document, block: Block, 
 @each_document
 def test_no_block_is_left_unrun(document: Document) -> None:
     assert {block.kind for block in document.blocks} <= KINDS
-    words = [word for block in document.shells for command in commands(block) for word in command.words]
-    run_by_commands = {*words, *(f"{word.partition(':')[0]}.py" for word in words)}  # `module:function` runs a file, too
+    words = {word for block in document.shells for command in commands(block) for word in command.words}
+    named = {name for text in [*words, *document.files.values()] for name in re.findall(r"\b(\w+):\w+", text)}
+    run_by_commands = words | {f"{name}.py" for name in named}  # `module:function` runs a file, too
     assert set(document.files) <= run_by_commands, "a block that is a file is run by a command of its document"
     assert [block.text for block in document.blocks if block.kind in ("toml", "text") and not block.file_name] == []
 
@@ -113,6 +115,11 @@ def test_no_block_is_left_unrun(document: Document) -> None:
 def test_a_translation_holds_the_same_code(original: str, translation: str) -> None:
     first, second = ([block.code for block in Document(ROOT / name).blocks] for name in (original, translation))
     assert second == first
+
+
+def test_the_guide_to_training_has_a_line_for_every_key_of_a_configuration() -> None:
+    lines = re.findall(r"^\| `([\w.]+)` \|", (ROOT / "docs/train.md").read_text(encoding="utf-8"), re.M)
+    assert sorted(lines) == sorted(known_keys())
 
 
 @each_document
