@@ -8,13 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from halfstep.checkpoint import Checkpoints as Checkpoints
+    from halfstep.distributed import local_device as local_device
     from halfstep.engine import Engine as Engine
     from halfstep.engine import Update as Update
+    from halfstep.precision.scaler import ScalerSettings as ScalerSettings
 
 __version__ = "0.1.0"
 
-_LAZY = {"Checkpoints": "halfstep.checkpoint", "Engine": "halfstep.engine", "Update": "halfstep.engine"}
-__all__ = ["Checkpoints", "Engine", "Update", "__version__"]
+_LAZY = {
+    "Checkpoints": "halfstep.checkpoint",
+    "Engine": "halfstep.engine",
+    "ScalerSettings": "halfstep.precision.scaler",
+    "Update": "halfstep.engine",
+    "local_device": "halfstep.distributed",
+}
+__all__ = ["Checkpoints", "Engine", "ScalerSettings", "Update", "__version__", "local_device"]
 
 
 def __getattr__(name: str) -> Any:

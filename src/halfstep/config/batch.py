@@ -21,7 +21,14 @@ UPDATES_AN_EPOCH = 20
 
 
 def automatic_global(*, micro: int | None, ranks: int, sequence_length: int | None, windows: int) -> Choice[int]:
-    """A global batch of about 4,096 tokens, or of 32 samples that are no tokens, smaller where the data are few."""
+    """A global batch of about 4,096 tokens, or of 32 samples that are no tokens, smaller where the data are few.
+
+    Args:
+        micro: sequences in a micro-batch, where that is asked for.
+        ranks: how many there are.
+        sequence_length: tokens of a sequence, or of a document as they usually are; `None` where samples are no tokens.
+        windows: sequences or samples that there are.
+    """
     unit = ranks * (micro or 1)
     aim = min(UPDATE_SAMPLES if sequence_length is None else UPDATE_TOKENS // sequence_length, windows // UPDATES_AN_EPOCH)
     size = max(1, aim // unit) * unit

@@ -51,7 +51,7 @@ def resolve(written: Written, inputs: Inputs, facts: Facts) -> Resolved:
     data = _data(written, inputs, facts, sequence_length, decisions)
     cut = _cut(facts, data)
     processes = _processes(written, facts, decisions)
-    batch = _batch(written, facts, decisions, processes=processes, sequence_length=sequence_length, windows=cut.sequences)
+    batch = _batch(written, facts, decisions, processes=processes, data=data, windows=cut.sequences)
     limits = _limits(written.limits, inputs, decisions)
     planned = planned_updates(limits, batch, cut)
     precision = _precision(written, facts, decisions)
@@ -83,7 +83,7 @@ def _data(written: Written, inputs: Inputs, facts: Facts, sequence_length: int |
     asked = written.data
     packing, too_long = None, None
     if inputs.kind is not None and inputs.task is Task.CAUSAL_LM:
-        packing = decisions.take("data.packing", asked.packing, lambda: facts.packing or Choice(value=True, reason="not tried"))
+        packing = decisions.take("data.packing", asked.packing, lambda: facts.packing or _packing(facts.machine.device))
     if inputs.task is Task.MASKED_LM or (inputs.kind is not None and sequence_length is not None):
         too_long = decisions.take("data.too_long", asked.too_long, lambda: _too_long(inputs.kind))
     _refuse_without_effect(written, inputs, too_long)
@@ -115,6 +115,13 @@ def _refuse_without_effect(written: Written, inputs: Inputs, too_long: TooLong |
         raise ConfigError(f'`data.image_size` has no effect on the task "{inputs.task}". Leave it out.')
     if inputs.kind is DataKind.LABEL and too_long is TooLong.SPLIT:
         raise ConfigError('`data.too_long = "split"` cannot be: a label is that of a whole text. Use "cut" or "drop".')
+
+
+def _packing(device: str) -> Choice[bool]:
+    if device == "cpu":
+        reason = "on a CPU a packed token pays for attention over its whole sequence; documents of about one length hardly pad"
+        return Choice(value=False, reason=reason)
+    return Choice(value=True, reason="not tried")
 
 
 def _too_long(kind: DataKind | None) -> Choice[TooLong]:
@@ -228,10 +235,11 @@ def _processes(written: Written, facts: Facts, decisions: Decisions) -> int:
     return decisions.default("processes", None, world, "started by torchrun")
 
 
-def _batch(
-    written: Written, facts: Facts, decisions: Decisions, *, processes: int, sequence_length: int | None, windows: int
-) -> BatchRun:
+def _batch(written: Written, facts: Facts, decisions: Decisions, *, processes: int, data: DataRun, windows: int) -> BatchRun:
     asked = written.batch
+    sequence_length = usual = data.sequence_length
+    if data.packing is False and sequence_length is not None:
+        usual = max(1, min(sequence_length, -(-facts.data.train_tokens // max(1, windows))))
     asked_micro = None if is_auto(asked.micro) else asked.micro
     global_batch = decisions.take(
         "batch.global",
@@ -239,7 +247,7 @@ def _batch(
         lambda: automatic_global(
             micro=asked_micro if isinstance(asked_micro, int) else None,
             ranks=processes,
-            sequence_length=sequence_length,
+            sequence_length=usual,
             windows=windows,
         ),
     )

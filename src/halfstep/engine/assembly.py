@@ -17,6 +17,7 @@ from halfstep.distributed.ddp import unwrap
 from halfstep.distributed.layout import Layout, Wanted, decide, lay_out
 from halfstep.engine.accumulation import Accumulation
 from halfstep.engine.arithmetic import Arithmetic
+from halfstep.engine.checks import check_average
 from halfstep.engine.finish import Finish
 from halfstep.engine.loss import LossFunction
 from halfstep.engine.performer import Performer
@@ -81,6 +82,7 @@ def assemble(
 ) -> Performer:
     """What performs the updates of a model that lies so."""
     module, sharded = unwrap(layout.model), layout.shards is not None
+    check_average(ema, module)
     device = _device_of(module)
     finish = Finish(optimizers, clip_norm=clip_norm, clip_value=clip_value, on_host=device.type == "cpu", sharded=sharded)
     reference = Reference(group, device)

@@ -101,3 +101,13 @@ def check_micro_batches(given: Any) -> None:
 
 def _counts(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def check_average(ema: Any, module: nn.Module) -> None:
+    """Raise a `ModelError` where torch's own average over all weights at once would meet two number formats."""
+    averages_at_once = getattr(getattr(ema, "multi_avg_fn", None), "__module__", None) == "torch.optim.swa_utils"
+    if averages_at_once and {p.dtype for p in ema.module.parameters()} != {p.dtype for p in module.parameters()}:
+        raise ModelError(
+            "`ema` was made before the weights became BF16, and its `multi_avg_fn` takes one number format. Give "
+            "`AveragedModel` an `avg_fn`, as `get_ema_avg_fn(decay)`: the average then stays FP32, in which it loses nothing."
+        )

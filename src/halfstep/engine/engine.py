@@ -133,7 +133,8 @@ class Engine:
                 (`set_epoch`). On several ranks a `DataLoader` over a sized data set without a sampler of its own is shared out
                 over the ranks; any other loader must yield this rank's part.
             epochs: passes over the loader; None for no end.
-            max_updates: end when the engine has applied so many updates in its life, if that comes first.
+            max_updates: end when the engine has applied so many updates in its life, if that comes first. The next call
+                begins the epoch anew: what is to be done between updates belongs into the loop.
 
         Raises:
             DataError: the loader yields nothing, or every label in it is masked.

@@ -139,17 +139,17 @@ def try_loss(model: nn.Module, run: Run, asked: int | None, *, sharded: bool) ->
     return Choice(value=0, reason=f"whole logits, because {cause}")
 
 
-def try_packing(model: nn.Module, opened: Opened, asked: bool | None) -> Choice[bool]:
+def try_packing(model: nn.Module, opened: Opened, *, asked: bool) -> Choice[bool]:
     """Whether several documents share a sequence, tried on the model itself.
 
     Raises:
         ModelError: it was asked for, and the model would mix them.
     """
-    cause = mixes_documents(model, opened.model.vocabulary or 256) if asked is not False else None
+    cause = mixes_documents(model, opened.model.vocabulary or 256)
     if cause is not None and asked:
         raise ModelError(f"`data.packing = true` cannot be: {cause}. Use false, or leave it out.")
-    if asked is not None:
-        return Choice(value=asked, reason=ASKED_FOR)
+    if asked:
+        return Choice(value=True, reason=ASKED_FOR)
     if cause is not None:
         return Choice(value=False, reason=f"documents of about one length are filled up, because {cause}")
     return Choice(value=True, reason="without padding; tried on this model: no document sees another")

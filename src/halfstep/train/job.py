@@ -114,9 +114,8 @@ def prepare(written: Written, *, started: datetime, resume: Resume | None = None
         facts = replace(facts, precision=group.from_first(explain_without_model(device)))
         resolved = resolve(written, opened.inputs, facts)
     model, choices = build_model(opened, resolved.run, device, group)
-    if resolved.run.data.packing is not None:
-        packing = None if is_auto(written.data.packing) else resolved.run.data.packing
-        facts = replace(facts, packing=try_packing(model, opened, packing))
+    if resolved.run.data.packing:
+        facts = replace(facts, packing=try_packing(model, opened, asked=not is_auto(written.data.packing)))
         resolved = resolve(written, opened.inputs, facts)
     chunk = None if is_auto(written.model.loss_chunk) else resolved.run.model.loss_chunk
     workers = None if is_auto(written.data.workers) else resolved.run.data.workers

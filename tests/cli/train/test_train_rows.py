@@ -27,6 +27,7 @@ CHATS = [
     for number in range(60)
 ]
 COMPLETIONS = [{"prompt": f"after {number} comes ", "completion": str(number + 1)} for number in range(60)]
+AUTOMATIC = ("batch.global=auto", "batch.micro=auto", "limits.updates=1", "device=cpu")
 SHORT = ("data.sequence_length=64", "batch.global=4", "limits.updates=3")
 
 
@@ -65,13 +66,20 @@ def assert_refused(said: Said, sentence: str) -> None:
 
 
 def test_rows_of_text_are_packed_and_the_padding_is_told(place: Path, train: Train) -> None:
-    assert train(lines(place / "texts.jsonl", TEXTS), *SHORT).code == 0
+    assert train(lines(place / "texts.jsonl", TEXTS), *SHORT, "data.packing=true").code == 0
     told = configuration(place)
     assert 'format = "jsonl"  # by the names of the files\n' in told
     assert 'kind = "text"  # no columns of a chat or of completions: text, label\n' in told
-    assert "packing = true  # without padding; tried on this model: no document sees another\n" in told
+    assert "packing = true\n" in told
     assert "places are padding" in told
     assert "0 of 54 documents are longer than 64 tokens and were split; 0.0% of" in told
+
+
+def test_on_a_cpu_documents_of_about_one_length_are_filled_up(place: Path, train: Train) -> None:
+    assert train(lines(place / "texts.jsonl", TEXTS), "data.sequence_length=64", *AUTOMATIC).code == 0
+    told = configuration(place)
+    assert "packing = false  # on a CPU a packed token pays for attention over its whole sequence; documents of" in told
+    assert "global = 2  # 56 tokens an update, of a text of 54 sequences\n" in told
 
 
 def test_packed_and_filled_up_held_out_rows_have_the_same_loss(place: Path, train: Train) -> None:

@@ -176,6 +176,19 @@ def test_a_run_of_so_many_updates_ends_in_the_middle_of_an_epoch() -> None:
     assert len(list(trainer.updates([torch.ones(1, 1)] * 5, epochs=None, max_updates=15))) == 3
 
 
+def test_a_call_after_one_that_ended_within_an_epoch_begins_that_epoch_anew() -> None:
+    read: list[int] = []
+
+    def watched(model: nn.Module, batch: Any) -> Tensor:
+        read.append(int(batch[0]))
+        return mean(model, batch)
+
+    made, loader = engine(loss=watched), DataLoader(numbers(3))
+    list(made.updates(loader, max_updates=2))
+    list(made.updates(loader))
+    assert read == [0, 1, 0, 1, 2]
+
+
 def test_an_error_of_the_loader_reaches_the_caller_and_leaves_autocast_closed() -> None:
     def source() -> Iterator[Tensor]:
         yield torch.ones(1, 1)

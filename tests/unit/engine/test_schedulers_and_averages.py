@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, OneCycleLR, ReduceLROnPlateau, SequentialLR
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn
 
 from halfstep import Engine
+from halfstep.engine.batch import map_tensors
+from halfstep.errors import ModelError
 from halfstep.precision.scaler import ScalerSettings
 from parity.by_hand import (
     ByHand,
@@ -117,6 +119,28 @@ def test_an_average_is_bitwise_the_one_by_hand(on_host: bool) -> None:
         theirs.update_parameters(plain)
     assert_bitwise(state(ours), state(theirs))
     assert int(ours.n_averaged) == 4
+
+
+def test_an_average_over_all_weights_at_once_cannot_mix_fp32_with_bf16() -> None:
+    model = tiny_model()
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    with pytest.raises(ModelError) as caught:
+        Engine(model, SGD(model.parameters(), lr=0.1), loss=mean_loss, ema=average, precision="bf16-pure")
+    assert str(caught.value) == (
+        "`ema` was made before the weights became BF16, and its `multi_avg_fn` takes one number format. Give "
+        "`AveragedModel` an `avg_fn`, as `get_ema_avg_fn(decay)`: the average then stays FP32, in which it loses nothing."
+    )
+
+
+def test_an_average_of_each_weight_by_itself_stays_fp32_over_bf16_weights() -> None:
+    model = tiny_model()
+    average = AveragedModel(model, avg_fn=get_ema_avg_fn(0.9))
+    engine = Engine(model, SGD(model.parameters(), lr=0.1), loss=mean_loss, ema=average, precision="bf16-pure")
+    for batch in micro_batches(2):
+        engine.update([map_tensors(batch, lambda tensor: tensor.bfloat16() if tensor.is_floating_point() else tensor)])
+    engine.settle()
+    assert {parameter.dtype for parameter in average.module.parameters()} == {torch.float32}
+    assert int(average.n_averaged) == 2
 
 
 @on_both_paths

@@ -24,3 +24,21 @@ def test_the_average_is_that_of_the_formula_over_applied_updates() -> None:
     assert expected is not None
     assert int(average.n_averaged) == 3
     torch.testing.assert_close(average.module.weight.detach(), expected)
+
+
+def test_the_average_of_bf16_weights_is_fp32() -> None:
+    model = nn.Linear(2, 1)
+    average = averaged(model, 0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss(module: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return module(batch.bfloat16()).float().square().mean()
+
+    engine = Engine(model, optimizer, loss=loss, precision="bf16-pure", ema=average)
+    seen = []
+    for _ in range(2):
+        engine.update([torch.randn(4, 2)])
+        engine.settle()
+        seen.append(model.weight.detach().float())
+    torch.testing.assert_close(average.module.weight.detach(), 0.9 * seen[0] + 0.1 * seen[1])
+    assert model.weight.dtype is torch.bfloat16
