@@ -68,10 +68,16 @@ class Gpt(nn.Module):
         return functional.linear(self.norm(x), self.token.weight)
 
 
-def gpt(device: torch.device, *, micro_batch: int = 4, window: int = 4) -> tuple[nn.Module, list[Batch]]:
+LARGER = Shape(layers=12, width=512, heads=8, vocabulary=8192)
+"""42.1 million parameters."""
+
+
+def gpt(
+    device: torch.device, *, micro_batch: int = 4, window: int = 4, shape: Shape | None = None
+) -> tuple[nn.Module, list[Batch]]:
     """The GPT and a window of its micro-batches."""
     torch.manual_seed(0)
-    shape = Shape()
+    shape = shape or Shape()
     tokens = torch.randint(shape.vocabulary, (window, micro_batch, shape.context + 1), device=device)
     return Gpt(shape).to(device), [(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in tokens]
 

@@ -19,7 +19,8 @@ from pathlib import Path
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 FILE_NAME = re.compile(r"# ([\w-]+\.(?:py|toml))\n")
 EXIT_CODE = re.compile(r"#.*(?:exit code|退出码) (\d)")
-KINDS = {"python", "toml", "bash", "text"}
+KINDS = {"python", "toml", "bash", "text", "sh", "yaml"}
+"""Of these `sh` and `yaml` are for clusters: `test_many_machines.py` looks at them."""
 
 
 @dataclass(frozen=True, kw_only=True)

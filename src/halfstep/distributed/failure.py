@@ -13,6 +13,8 @@ from contextlib import suppress
 from halfstep.errors import HalfstepError, RunStopped
 
 KEY = "halfstep/failure"
+TIMED_OUT = ("Application timeout caused pair closure", "Timed out waiting")
+"""What gloo says when the process at the other end has not answered for as long as the group waits."""
 LOST = ("Connection closed by peer", "Connection reset by peer")
 """What gloo says when the process at the other end is gone."""
 
@@ -28,6 +30,11 @@ def explain(error: Exception, rank: int) -> None:
         return
     if first_rank != rank:
         raise RunStopped(f"Rank {first_rank} failed, and with it the run: {told}") from error
+    if any(words in str(error) for words in TIMED_OUT):
+        raise RunStopped(
+            "Another rank has not answered for as long as the process group waits: its machine or the network is gone, or it "
+            "hangs. Look at what the other processes printed last."
+        ) from error
     if any(words in str(error) for words in LOST):
         raise RunStopped(
             "Another rank is gone without a word: killed, perhaps for want of memory, or ended early. "

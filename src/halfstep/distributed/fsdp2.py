@@ -5,7 +5,7 @@ Imported where a model is sharded, and not before: it takes torch a second.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -20,9 +20,6 @@ from halfstep.config.options import Sharding
 from halfstep.distributed.blocks import all_blocks
 from halfstep.distributed.group import Group
 from halfstep.errors import ModelError
-
-OWN_PIECE_NUMEL = 2**16
-"""A layer outside the blocks (an embedding, a head) of so many elements is gathered by itself."""
 
 
 class Shards:
@@ -75,27 +72,19 @@ def shard(
         "mesh": init_device_mesh(device.type, (group.size,)),
         "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
     }
-    for piece in [*blocks, *(_own_pieces(module, blocks) if is_zero3 else [])]:
+    for piece in [*blocks, *(_own_pieces(module) if is_zero3 else [])]:
         fully_shard(piece, reshard_after_forward=is_zero3, **settings)
     sharded: FSDPModule = fully_shard(module, reshard_after_forward=False, **settings)
     sharded.set_reduce_scatter_unused_params(find_unused)
     return sharded
 
 
-def _own_pieces(module: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
-    """Large leaves outside the blocks that share their parameters with no other module."""
-    inside = {id(part) for block in blocks for part in block.modules()}
-    users: dict[int, int] = {}
-    for _, parameter in module.named_parameters(remove_duplicate=False):
-        users[id(parameter)] = users.get(id(parameter), 0) + 1
-    return [
-        part
-        for part in module.modules()
-        if id(part) not in inside
-        and not any(True for _ in part.children())
-        and sum(p.numel() for p in part.parameters()) >= OWN_PIECE_NUMEL
-        and all(users[id(p)] == 1 for p in part.parameters())
-    ]
+def _own_pieces(module: nn.Module) -> list[nn.Module]:
+    """Embedding and head of a model of transformers, which runs them as modules, unless they share their weights."""
+    finders = (getattr(module, name, None) for name in ("get_input_embeddings", "get_output_embeddings"))
+    pieces = [piece for find in finders if callable(find) and (piece := find()) is not None]
+    held = [id(parameter) for piece in pieces for parameter in piece.parameters()]
+    return pieces if len(set(held)) == len(held) else []
 
 
 def follow(optimizers: Iterable[Optimizer], before: dict[str, nn.Parameter], module: nn.Module) -> None:

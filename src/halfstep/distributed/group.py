@@ -101,7 +101,7 @@ class Group:
     def _in_step(self, value: float) -> float:
         """The largest value, between the hosts."""
         if self._steps is None:
-            self._steps = dist.new_group(backend="gloo")
+            self._steps = _group_of_hosts(self._device)
         largest = torch.tensor(value, dtype=torch.float64)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=self._steps)
         return float(largest)
@@ -207,9 +207,16 @@ def connect(device: torch.device) -> Group:
         )
     if not dist.is_initialized():
         _start(device)
-    group = Group(place, dist.new_group(backend="gloo"), device)
+    group = Group(place, _group_of_hosts(device), device)
     atexit.register(group.release)
     return group
+
+
+def _group_of_hosts(device: torch.device | None) -> Any:
+    """A gloo group of all ranks, which waits for a rank as long as theirs does, and not for gloo's own half an hour."""
+    backend = dist.distributed_c10d._get_default_group()._get_backend(device or torch.device("cpu"))
+    timeout = getattr(getattr(backend, "options", None), "_timeout", None)
+    return dist.new_group(backend="gloo", timeout=timeout)
 
 
 def _start(device: torch.device) -> None:

@@ -102,6 +102,16 @@ def test_a_lost_connection_is_a_sentence(said: str) -> None:
     assert told.value.__cause__ is lost
 
 
+def test_a_rank_that_does_not_answer_is_a_sentence() -> None:
+    for said in ("Application timeout caused pair closure", "Timed out waiting 8000ms for recv operation to complete"):
+        with pytest.raises(RunStopped) as told:
+            explain(RuntimeError(said), 0)
+        assert str(told.value) == (
+            "Another rank has not answered for as long as the process group waits: its machine or the network is gone, or it "
+            "hangs. Look at what the other processes printed last."
+        )
+
+
 def test_the_engine_of_one_process_has_no_wrapper() -> None:
     model = nn.Linear(1, 1)
     engine = Engine(model, SGD(model.parameters(), lr=0.1), precision="fp32")
