@@ -7,6 +7,7 @@
     ├── run.json         the same with all choices, what the run was, and how it ended
     ├── log.jsonl        every update and evaluation, one JSON object a line
     ├── ledger.jsonl     every update: applied, or skipped and why
+    ├── report.html      curves, choices and how it ended, as a page that opens offline
     ├── events/          TensorBoard
     ├── checkpoints/     the whole state of the run, to go on from
     ├── model/           the last model, for `from_pretrained`; in `adapter` below it the adapter, where there is one
@@ -32,6 +33,8 @@ from halfstep import __version__
 from halfstep.config.choice import Choice
 from halfstep.config.run import Resolved, choices_to_dict
 from halfstep.errors import ConfigError, UsageError
+from halfstep.report.run_page import run_page
+from halfstep.report.runs import read_run
 from halfstep.train.adapters import is_adapted, merged
 from halfstep.train.disk import folder_beside, mend, to_json, write_text, writing
 from halfstep.train.log import JsonLines, LedgerFile, TensorBoard
@@ -88,7 +91,7 @@ class RunFolder:
         write_text(self.path / "run.json", to_json(self._record, indent=2) + "\n")
 
     def finish(self, summary: Summary, choices: Mapping[str, Choice[Any]]) -> None:
-        """Note how the run ended and what the engine chose on the way. A best model that is the last one goes.
+        """Note how the run ended and what the engine chose on the way, and write its page. A best model that is the last goes.
 
         Raises:
             UsageError: the folder cannot be written.
@@ -96,6 +99,7 @@ class RunFolder:
         if summary.best is not None and summary.best == summary.final:
             shutil.rmtree(self.path / "best", ignore_errors=True)
         self.note(status=summary.ending.value, summary=summary.to_dict(), engine=choices_to_dict(choices))
+        write_text(self.path / "report.html", run_page([read_run(self.path)]))
 
     @contextmanager
     def failures_noted(self) -> Iterator[None]:

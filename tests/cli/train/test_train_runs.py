@@ -38,6 +38,7 @@ def test_a_run_leaves_everything_in_its_folder(train_apart: Train) -> None:
         "ledger.jsonl",
         "log.jsonl",
         "model",
+        "report.html",
         "run.json",
     ]
     assert [line["kind"] for line in lines("run/log.jsonl")] == [*["update"] * 3, "evaluation"] * 2
@@ -247,6 +248,7 @@ def test_a_full_disk_is_a_sentence_and_what_was_saved_stays(train_apart: Train) 
         "checkpoints",
         "config.toml",
         "ledger.jsonl",
+        "report.html",
         "log.jsonl",
         "run.json",
     ]
