@@ -20,6 +20,7 @@ from halfstep.record.probes.evidence import Replay
 from halfstep.record.probes.numbers import Numbers
 from halfstep.record.probes.probe import Probe
 from halfstep.record.probes.sizes import Sizes
+from halfstep.record.probes.speed import Speed
 from halfstep.record.recorder import Listener, Recorder
 from halfstep.report.parts import AnyPart, Table
 
@@ -33,11 +34,13 @@ class Asked:
 
     Attributes:
         evidence: the folder for bad batches; None saves none.
+        profile: whether to find out where the time of an update goes.
         script: the command that the script was started by, kept with a bad batch.
         replay: a saved bad batch to be run again instead of the script's training.
     """
 
     evidence: Path | None = None
+    profile: bool = False
     script: tuple[str, ...] = ()
     replay: Path | None = None
 
@@ -45,7 +48,8 @@ class Asked:
         """A set of probes for one pair."""
         if self.replay is not None:
             return [Replay(self.replay)]
-        return [Numbers(rank=rank, evidence=self.evidence, script=self.script), Sizes(), Dtypes()]
+        always: list[Probe] = [Numbers(rank=rank, evidence=self.evidence, script=self.script), Sizes(), Dtypes()]
+        return [*always, Speed()] if self.profile else always
 
 
 @dataclass(slots=True)

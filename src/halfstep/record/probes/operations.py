@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +38,7 @@ class Kind:
         place: the line outside torch; None in backward.
         backward: whether autograd ran it.
         shape: of the matrices, for matrix products: rows, inner, columns as far as they are known.
+        moved: `cast`, or from where to where a copy went between devices and whether that can run beside computation.
     """
 
     module: str
@@ -48,6 +48,7 @@ class Kind:
     place: Place | None
     backward: bool
     shape: tuple[int, ...] = ()
+    moved: str = ""
 
 
 @dataclass(slots=True)
@@ -87,12 +88,11 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         paths: tells which module runs.
         asked: the function mode that is entered with it; None leaves `why` empty.
-        waits: called before and after an operation where its time is to be that of the device.
     """
 
-    def __init__(self, paths: Paths, asked: Asked | None = None, waits: Callable[[], object] | None = None) -> None:
+    def __init__(self, paths: Paths, asked: Asked | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._paths, self._asked, self._waits = paths, asked, waits
+        self._paths, self._asked = paths, asked
         self.tallies: dict[Kind, Tally] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -122,7 +122,8 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         why = "" if backward or dtype is not torch.float32 or name == "_to_copy" else self._why(name)
         place = None if backward else line_of_script()
         shape = _matrix(given) if flops else ()
-        return Kind(self._paths.now(), name, dtype, why, place, backward, shape), flops
+        moved = _moved(given, made, kwargs) if name == "_to_copy" and given and made else ""
+        return Kind(self._paths.now(), name, dtype, why, place, backward, shape, moved), flops
 
     def _why(self, name: str) -> str:
         """Why an operation runs in FP32 where autocast has been on."""
@@ -146,6 +147,15 @@ def custom_function() -> str:
             return str(getattr(frame.f_locals.get("cls"), "__name__", ""))
         frame = frame.f_back
     return ""
+
+
+def _moved(given: list[Tensor], made: list[Tensor], kwargs: Any) -> str:
+    source, target = given[0], made[0]
+    if source.device == target.device:
+        return "cast" if source.dtype != target.dtype else ""
+    pinned = "pinned" if source.device.type != "cpu" or source.is_pinned() else "not pinned"
+    waits = "beside computation" if kwargs.get("non_blocking") else "blocking"
+    return f"{source.device.type} to {target.device.type}, {pinned}, {waits}"
 
 
 def _floating(nested: Any) -> list[Tensor]:
