@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -23,10 +25,26 @@ def line_of_script(*, until: str = "") -> Place | None:
     frame, library = sys._getframe(1), None
     while frame is not None and frame.f_code.co_filename != until:
         path = frame.f_code.co_filename
-        if not path.startswith(LIBRARIES):
-            place = Place(path, frame.f_lineno)
-            if not any(part in path for part in INSTALLED):
-                return place
-            library = library or place
+        owner = _owner(path)
+        if owner is Owner.SCRIPT:
+            return Place(path, frame.f_lineno)
+        if owner is Owner.INSTALLED:
+            library = library or Place(path, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return library
+
+
+class Owner(Enum):
+    """Whose a file is."""
+
+    SCRIPT = 0
+    INSTALLED = 1
+    OURS = 2
+    """torch's, halfstep's, or of no file."""
+
+
+@lru_cache(maxsize=4096)
+def _owner(path: str) -> Owner:
+    if path.startswith(LIBRARIES):
+        return Owner.OURS
+    return Owner.INSTALLED if any(part in path for part in INSTALLED) else Owner.SCRIPT

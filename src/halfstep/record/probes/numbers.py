@@ -51,7 +51,7 @@ class Numbers(Probe):
         self._loss, self._norm, self._scale = History(), History(), History()
         self._marks: list[Mark] = []
         self._bad: list[Bad] = []
-        self._losses: list[Tensor] = []
+        self._losses: list[Tensor | float] = []
         self._loss_op = LossOperation()
         self._scaler: torch.amp.GradScaler | None = None
         self._looked: list[float] | None = None
@@ -75,8 +75,12 @@ class Numbers(Probe):
 
     def backward_begins(self, loss: Tensor, place: Place | None) -> None:
         """Remember the loss; look at once where looking does not make an accelerator wait."""
-        self._losses.append(loss.detach())
-        if loss.device.type == "cpu" and not _is_finite(loss):
+        known = loss.detach().float().sum()
+        if loss.device.type != "cpu":
+            self._losses.append(known)
+            return
+        self._losses.append(known.item())
+        if not math.isfinite(self._losses[-1]):
             self._loss_op = self._loss_op if self._loss_op.name else loss_operation(loss)
             for call in self._keeper.calls[-1:]:
                 call.loss_is_finite = False
@@ -88,7 +92,8 @@ class Numbers(Probe):
         """Read the gradients once, while the weights are still those that made them."""
         divisor = 1.0 if scale is None else float(scale)
         self._looked = [norm / divisor for norm in norms_of(self._layers)]
-        loss_is_bad = not all(map(_is_finite, self._losses))
+        self._losses = [float(loss) for loss in self._losses]
+        loss_is_bad = not all(map(math.isfinite, self._losses))
         self._is_bad = loss_is_bad or not all(map(math.isfinite, self._looked))
         self._bad_in_a_row = self._bad_in_a_row + 1 if self._is_bad else 0
         fresh = self._bad_in_a_row in SEARCH_AT or (loss_is_bad and not self._loss_was_bad)
@@ -129,7 +134,7 @@ class Numbers(Probe):
 
     def _book(self, index: int, norms: list[float], scale: float | None, *, skipped: bool) -> None:
         if self._losses:
-            self._loss.add(index, sum(float(loss.float().sum()) for loss in self._losses) / (scale or 1.0))
+            self._loss.add(index, sum(map(float, self._losses)) / (scale or 1.0))
         if self._is_bad and len(self._bad) < MOST_KEPT:
             before = self._norm.before(index)
             bad = Bad(update=index, scale=scale, skipped=skipped, origin=self._origin, norms=tuple(before), saved=self._saved)
@@ -196,7 +201,3 @@ class Numbers(Probe):
             hook.remove()
         self._hooks = []
         self._keeper.detach()
-
-
-def _is_finite(loss: Tensor) -> bool:
-    return bool(torch.isfinite(loss.detach()).all())

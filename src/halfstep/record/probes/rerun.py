@@ -95,7 +95,7 @@ class Call:
 
 def versions(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
     """How often each input was written until now; an inference tensor counts nothing and is never written under gradients."""
-    return tuple(0 if t.is_inference() else t._version for _, t in (*tensors(args), *tensors(kwargs)))
+    return tuple(0 if t.is_inference() else t._version for given in (args, kwargs) if given for _, t in tensors(given))
 
 
 def inner(model: nn.Module) -> nn.Module:
