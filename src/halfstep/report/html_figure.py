@@ -162,7 +162,7 @@ def _heat(part: Heat) -> str:
     axis = f'<div class="row"><span></span><div class="axis">{ends}</div></div>'
     low, high = number(part.low, part.unit), number(part.high, part.unit)
     unit = f" ({escaped(part.unit)})" if part.unit == "power of ten" else ""
-    red = '<span class="red"></span>NaN or infinity; empty: unknown'
+    red = '<span class="red"></span>NaN or infinity<span class="grey"></span>unknown'
     scale = f'<div class="scale">{low}<span class="ramp"></span>{high}{unit}{red}</div>'
     return f'<div class="heat">{rows}{axis}{scale}</div>'
 
@@ -176,12 +176,10 @@ def _row(part: Heat, name: str, values: Sequence[float | None]) -> str:
 
 
 def _cell(part: Heat, index: int, value: float | None) -> str:
-    if value is None:
-        return ""
     where = f'x="{index}" y="0" width="1.02" height="1"'
     told = f"<title>{escaped(part.columns[index])}: {escaped(number(value, part.unit))}</title>"
-    if not math.isfinite(value):
-        return f'<rect class="nan" {where}>{told}</rect>'
+    if value is None or not math.isfinite(value):
+        return f'<rect class="{"none" if value is None else "nan"}" {where}>{told}</rect>'
     share = min(1.0, max(0.0, (value - part.low) / (part.high - part.low or 1.0)))
     return f'<rect class="cell" {where} fill-opacity="{share:.2f}">{told}</rect>'
 

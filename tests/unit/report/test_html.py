@@ -122,6 +122,7 @@ def test_a_heat_map_tells_nan_from_unknown() -> None:
     drawn = figure(HEAT)
     assert drawn.count('class="cell"') == 1
     assert drawn.count('class="nan"') == 1
+    assert drawn.count('class="none"') == 1
     assert "<title>0: 50.0%</title>" in drawn
 
 

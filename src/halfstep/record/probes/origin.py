@@ -140,7 +140,7 @@ def _blamed(flow: Flow, bad: Sequence[Tensor], call: Call) -> Origin | None:
     )
     word, _, name = source.partition(" ")
     if word == Phase.DATA.value:
-        return replace(origin, phase=Phase.DATA, detail=_row(name, call.inputs[name]))
+        return replace(origin, phase=Phase.DATA, place=call.place, detail=_row(name, call.inputs[name]))
     if word == Phase.LOSS.value:
         return replace(origin, phase=Phase.LOSS, detail="backward brought it to the output of the model")
     if word in (Phase.WEIGHTS.value, "buffer"):

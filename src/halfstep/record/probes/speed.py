@@ -28,7 +28,8 @@ from halfstep.report.html_figure import number
 from halfstep.report.parts import AnyPart, Bars, Table
 
 FIRST = 2
-"""Updates that are left to warm up."""
+"""Updates that are left to warm up; further ones while a loss scale still looks for its height and steps are skipped."""
+LATEST = 50
 NUM_UPDATES = 3
 SMALL_US = 10.0
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "scaled_dot_product", "mkldnn_linear", "linear")
@@ -52,6 +53,8 @@ class Speed(Probe):
         self._events: list[FunctionEvent] = []
         self._seconds, self._forward_s, self._begun = 0.0, 0.0, 0.0
         self._graphs = 0
+        self._stepped = False
+        self._first: int | None = None
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> None:
         """Hear forwards, to time them and to know their line."""
@@ -60,7 +63,11 @@ class Speed(Probe):
         self._hooks = [
             model.register_forward_pre_hook(self.safely(self._before)),
             model.register_forward_hook(self.safely(self._after)),
+            optimizer.register_step_post_hook(self.safely(self._after_step)),
         ]
+
+    def _after_step(self, *_: Any) -> None:
+        self._stepped = True
 
     def _before(self, *_: Any) -> None:
         self._place = self._place or line_of_script()
@@ -72,14 +79,17 @@ class Speed(Probe):
 
     def update_ended(self, index: int) -> None:
         """Warm up, profile a few updates, listen to one, and be done."""
-        if index == FIRST - 1:
+        ready = index >= FIRST - 1 and (self._stepped or index >= LATEST)
+        self._stepped = False
+        if self._first is None and ready:
+            self._first = index + 1
             self._start()
-        elif index == FIRST - 1 + NUM_UPDATES:
+        elif self._first is not None and index == self._first + NUM_UPDATES - 1:
             self._stop()
             self._paths.install()
             self._mode = Operations(self._paths)
             self._mode.__enter__()  # type: ignore[no-untyped-call]
-        elif index == FIRST + NUM_UPDATES and self._mode is not None:
+        elif self._first is not None and index == self._first + NUM_UPDATES and self._mode is not None:
             tallies = self._mode.tallies
             self.detach()
             self._profile = self._read(tallies)
@@ -172,7 +182,7 @@ class Speed(Probe):
         """Phases, matrix work by format, and what could be saved."""
         p = self._profile
         if p is None:
-            about = f"The script ended before update {FIRST + NUM_UPDATES + 1}: nothing was profiled."
+            about = f"The script ended within {FIRST + NUM_UPDATES} updates, or skipped them: nothing was profiled."
             return [Table(title="Time per phase", about=about, columns=("phase", "seconds"), rows=())]
         rest = max(0.0, p.seconds - p.waiting_s - p.forward_s - p.backward_s - p.optimizer_s)
         phases = (("waiting for data", p.waiting_s), ("forward", p.forward_s), ("backward", p.backward_s))
