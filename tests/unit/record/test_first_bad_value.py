@@ -221,7 +221,9 @@ def test_a_saved_batch_is_replayed_and_ends_the_script(tmp_path: Path) -> None:
     assert replay(mlp(Log()), content, torch.device("cpu")).module == "2"
     with pytest.raises(Replayed) as ended:
         watched(Replay(file), mlp(Log()), pairs(1))
-    assert (ended.value.origin.op, ended.value.said) == ("log", "forward 2 log")
+    told = "the forward of `2` (`log`) is the first value that is not finite: `log` of zero is not finite in FP32 either"
+    assert str(ended.value) == f"Run again, {told}.\nWhen it was saved, {told}."
+    assert ended.value.reproduced
 
 
 def test_dropout_is_the_same_when_a_batch_is_replayed(tmp_path: Path) -> None:

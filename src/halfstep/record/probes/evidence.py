@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from halfstep.engine.batch import map_tensors
 from halfstep.errors import DataError
 from halfstep.precision.untouched import RandomState
-from halfstep.record.probes.origin import Origin, find_origin
+from halfstep.record.probes.judgement import sentence
+from halfstep.record.probes.origin import Origin, Phase, find_origin
 from halfstep.record.probes.probe import Probe
 from halfstep.record.probes.rerun import Call, Casting, inner, versions
 from halfstep.report.parts import AnyPart
@@ -139,8 +140,13 @@ class Replayed(BaseException):
     """
 
     def __init__(self, origin: Origin, said: str) -> None:
-        super().__init__(said)
+        super().__init__(f"Run again, {sentence(origin)}.\nWhen it was saved, {said}.")
         self.origin, self.said = origin, said
+
+    @property
+    def reproduced(self) -> bool:
+        """Whether a value that is not finite came again."""
+        return self.origin.phase is not Phase.UNKNOWN
 
 
 def _plain(value: Any) -> Any:

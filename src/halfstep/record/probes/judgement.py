@@ -126,6 +126,14 @@ def _message(item: Bad, cause: Cause, rank: int) -> str:
     return f"{_where(item.origin)} is the first value that is not finite: {cause.because}; {on}, {ending}{saved}"
 
 
+def sentence(origin: Origin) -> str:
+    """Where a value stopped to be finite, and why, as far as one run of its micro-batch tells."""
+    if origin.phase is Phase.UNKNOWN:
+        return f"nothing that is not finite was found: {origin.detail}"
+    because = cause_of(origin, scale=None, norms=()).because
+    return f"{_where(origin)} is the first value that is not finite: {because}"
+
+
 def _where(origin: Origin) -> str:
     """A place in the model, in words."""
     module = f"`{origin.module}`" if origin.module else "the model"

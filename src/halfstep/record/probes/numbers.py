@@ -20,7 +20,7 @@ from halfstep.findings.finding import Finding
 from halfstep.record.probes.cause import LossOperation, loss_operation
 from halfstep.record.probes.evidence import save
 from halfstep.record.probes.history import Grid, History
-from halfstep.record.probes.judgement import Bad, Counts, findings_of
+from halfstep.record.probes.judgement import Bad, Counts, findings_of, sentence
 from halfstep.record.probes.keeping import Keeper
 from halfstep.record.probes.layers import Layers, norms_of
 from halfstep.record.probes.origin import Origin, Phase, find_origin
@@ -116,8 +116,9 @@ class Numbers(Probe):
         self._origin = origin
         if self._evidence is not None and calls:
             name = f"update-{self._counts.updates}-rank-{self._rank}.pt"
-            said = f"{origin.phase.value} {origin.module} {origin.op}"
-            self._saved = save(self._evidence / name, self._model, calls[origin.micro_batch], said, script=self._script)
+            self._saved = save(
+                self._evidence / name, self._model, calls[origin.micro_batch], sentence(origin), script=self._script
+            )
 
     def update_ended(self, index: int) -> None:
         """Book the update. Where no step was heard, the scaler has skipped it and the gradients are still there."""
