@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from halfstep.errors import DataError
 from halfstep.record.probes.evidence import Replay, Replayed, load, replay, save
 from halfstep.record.probes.numbers import Numbers
-from halfstep.record.probes.origin import Phase
+from halfstep.record.probes.origin import Phase, cannot_run_alone
 from halfstep.report.parts import Lines
 from unit.record.watched import mlp, pairs, squares, watched
 
@@ -313,3 +313,9 @@ def test_the_memory_of_the_probe_does_not_grow() -> None:
     assert max(points) <= 2 * 1024 + 1
     assert len(probe._bad) == 100
     probe.detach()
+
+
+def test_a_model_that_needs_all_ranks_is_not_run_again_by_one() -> None:
+    model = nn.Sequential(nn.SyncBatchNorm(4), nn.Linear(4, 4))
+    assert cannot_run_alone(model) == "SyncBatchNorm inside of the model needs all ranks, so that one cannot run the batch again"
+    assert cannot_run_alone(mlp()) == ""

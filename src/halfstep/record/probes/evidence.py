@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from halfstep.engine.batch import map_tensors
 from halfstep.errors import DataError
 from halfstep.precision.untouched import RandomState
-from halfstep.record.probes.judgement import sentence
-from halfstep.record.probes.origin import Origin, Phase, find_origin
+from halfstep.record.probes.judgement import NOWHERE, sentence
+from halfstep.record.probes.origin import Origin, find_origin
 from halfstep.record.probes.probe import Probe
 from halfstep.record.probes.rerun import Call, Casting, inner, versions
 from halfstep.report.parts import AnyPart
@@ -146,7 +146,7 @@ class Replayed(BaseException):
     @property
     def reproduced(self) -> bool:
         """Whether a value that is not finite came again."""
-        return self.origin.phase is not Phase.UNKNOWN
+        return self.origin.phase not in NOWHERE
 
 
 def _plain(value: Any) -> Any:

@@ -19,6 +19,7 @@ from halfstep.rules.measured import numbers as cards
 COLLAPSED_AFTER = 5
 """So many skips in a row for another cause than the scale are a collapse."""
 LOWEST_SCALE = 1.0
+NOWHERE = (Phase.UNKNOWN, Phase.ELSEWHERE)
 SETTLED_AFTER = 200
 MOST_SKIPPED_SHARE = 0.02
 """Of settled updates; a healthy scale overflows about once in 2000."""
@@ -85,9 +86,10 @@ def _faults(bad: Sequence[Bad], rank: int, place: Place | None) -> list[Finding]
     """The first update of each cause. After a bad step was taken, what follows is its consequence."""
     found: dict[str, Finding] = {}
     for item in bad:
-        if item.origin is not None and not (item.skipped and beyond_the_scale(item.origin)):
-            cause = cause_of(item.origin, scale=item.scale, norms=item.norms)
-            found.setdefault(cause.card.name, finding(cause.card, item.origin.place or place, _message(item, cause, rank)))
+        origin = item.origin
+        if origin is not None and origin.phase is not Phase.ELSEWHERE and not (item.skipped and beyond_the_scale(origin)):
+            cause = cause_of(origin, scale=item.scale, norms=item.norms)
+            found.setdefault(cause.card.name, finding(cause.card, origin.place or place, _message(item, cause, rank)))
         if not item.skipped:
             break
     return list(found.values())
@@ -95,7 +97,7 @@ def _faults(bad: Sequence[Bad], rank: int, place: Place | None) -> list[Finding]
 
 def _collapse(bad: Sequence[Bad], counts: Counts, scale: float | None, place: Place | None) -> Finding | None:
     in_a_row = counts.skipped_in_a_row
-    searched = [item for item in bad if item.skipped and item.origin is not None and item.origin.phase is not Phase.UNKNOWN]
+    searched = [item for item in bad if item.skipped and item.origin is not None and item.origin.phase not in NOWHERE]
     other = [item for item in searched if item.origin is not None and not beyond_the_scale(item.origin)]
     dead = scale is not None and scale < LOWEST_SCALE and in_a_row > 0
     if scale is None or not ((in_a_row >= COLLAPSED_AFTER and other) or dead):
@@ -128,7 +130,7 @@ def _message(item: Bad, cause: Cause, rank: int) -> str:
 
 def sentence(origin: Origin) -> str:
     """Where a value stopped to be finite, and why, as far as one run of its micro-batch tells."""
-    if origin.phase is Phase.UNKNOWN:
+    if origin.phase in NOWHERE:
         return f"nothing that is not finite was found: {origin.detail}"
     because = cause_of(origin, scale=None, norms=()).because
     return f"{_where(origin)} is the first value that is not finite: {because}"

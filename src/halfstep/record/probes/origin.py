@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from halfstep.events.vocabulary import Place
 from halfstep.record.probes.flow import Flow, Kind, Operation, key_of, kind_of
@@ -24,6 +25,7 @@ class Phase(str, Enum):
     FORWARD = "forward"
     LOSS = "loss"
     BACKWARD = "backward"
+    ELSEWHERE = "another rank"
     UNKNOWN = "unknown"
 
 
@@ -63,8 +65,12 @@ def find_origin(model: nn.Module, calls: Sequence[Call], device: torch.device) -
 
     Parameters must be what they were when the script made the forwards. Nothing of the model is changed.
     """
-    why = "made again, its forwards and backwards are finite" if calls else "no forward under gradients was heard in this update"
-    unknown = Origin(phase=Phase.UNKNOWN, detail=why)
+    alone = cannot_run_alone(model)
+    if alone or not calls:
+        return Origin(phase=Phase.UNKNOWN, detail=alone or "no forward under gradients was heard in this update")
+    unknown = Origin(phase=Phase.UNKNOWN, detail="run again, its forwards and backwards are finite")
+    if isinstance(model, DistributedDataParallel):
+        unknown = Origin(phase=Phase.ELSEWHERE, detail="what this rank computed is finite")
     for number, call in enumerate(calls):
         found = _of_call(model, call, device)
         if found is not None:
@@ -79,6 +85,14 @@ def find_origin(model: nn.Module, calls: Sequence[Call], device: torch.device) -
                 return found
             unknown = found
     return unknown
+
+
+def cannot_run_alone(model: nn.Module) -> str:
+    """Why one rank cannot make a forward by itself: others would have to take part, and it would wait for them for ever."""
+    for module in inner(model).modules():
+        if isinstance(module, (DistributedDataParallel, nn.SyncBatchNorm)) or "FSDP" in type(module).__name__:
+            return f"{type(module).__name__} inside of the model needs all ranks, so that one cannot run the batch again"
+    return ""
 
 
 def _of_call(model: nn.Module, call: Call, device: torch.device) -> Origin | None:
