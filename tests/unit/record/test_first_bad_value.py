@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from halfstep.errors import DataError
 from halfstep.record.probes.evidence import Replay, Replayed, load, replay, save
+from halfstep.record.probes.judgement import Bad, Counts, findings_of
 from halfstep.record.probes.numbers import Numbers
-from halfstep.record.probes.origin import Phase, cannot_run_alone
+from halfstep.record.probes.origin import Origin, Phase, cannot_run_alone
 from halfstep.report.parts import Lines
 from unit.record.watched import mlp, pairs, squares, watched
 
@@ -319,3 +320,16 @@ def test_a_model_that_needs_all_ranks_is_not_run_again_by_one() -> None:
     model = nn.Sequential(nn.SyncBatchNorm(4), nn.Linear(4, 4))
     assert cannot_run_alone(model) == "SyncBatchNorm inside of the model needs all ranks, so that one cannot run the batch again"
     assert cannot_run_alone(mlp()) == ""
+
+
+def test_a_rank_whose_own_values_are_finite_leaves_the_finding_to_the_other() -> None:
+    bad = Bad(update=0, scale=None, skipped=False, origin=Origin(phase=Phase.ELSEWHERE), norms=())
+    assert findings_of([bad], Counts(), scale=None, rank=0, place=None) == []
+
+
+def test_a_scale_that_goes_on_falling_is_told_with_its_share_and_limit() -> None:
+    counts = Counts()
+    for update in range(1000):
+        counts.add(skipped=update % 10 == 0)
+    (finding,) = findings_of([], counts, scale=8.0, rank=0, place=None)
+    assert finding.message == "10.0% of the updates after the first 200 were skipped, limit 2%; the loss scale is 8"

@@ -100,7 +100,7 @@ def test_a_large_learning_rate_is_told_by_the_size_of_its_updates() -> None:
     probe = watched(sizes(), model, pairs(5), optimizer=torch.optim.AdamW(model.parameters(), lr=0.5))
     (finding,) = probe.findings()
     assert finding.rule == "large-updates"
-    assert "at a learning rate of 0.5; 2 layers, median of 5 updates" in finding.message
+    assert "at a learning rate of up to 0.5; 2 layers, median of 5 updates" in finding.message
 
 
 def test_sparse_and_missing_gradients_are_no_obstacle() -> None:

@@ -68,7 +68,7 @@ class Sizes(Probe):
         self._before: list[tuple[int, Tensor, Tensor | None]] = []
         self._place: Place | None = None
         self._forwards, self._most_forwards, self._update = 0, 0, 0
-        self._half = False
+        self._half, self._rate = False, 0.0
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> None:
         """Hear steps and forwards."""
@@ -102,6 +102,7 @@ class Sizes(Probe):
     def _look(self, divisor: float) -> None:
         """Sample weights and gradients, and count what FP16 holds of the gradients."""
         scale = scale_of(self._scaler) or 1.0
+        self._rate = max(self._rate, *(float(group["lr"]) for group in self._optimizer.param_groups))
         for index, parameter in enumerate(self._layers.parameters):
             gradient = None if parameter.grad is None else sample(values(parameter.grad)).float() / divisor
             sparse = parameter.grad is not None and parameter.grad.is_sparse
@@ -181,8 +182,7 @@ class Sizes(Probe):
         if not large:
             return []
         name, ratio = max(large, key=lambda item: item[1])
-        rates = ", ".join(dict.fromkeys(f"{float(group['lr']):g}" for group in self._optimizer.param_groups))
-        message = f"an update changes `{name}` by {ratio:.0%} of its size (limit {RATIO_LIMIT:.0%}) at a learning rate of {rates}"
+        message = f"an update changes `{name}` by {ratio:.0%} of its size (limit {RATIO_LIMIT:.0%}) at a learning rate of up to {self._rate:g}"
         return [finding(bf16_cards.LARGE_UPDATES, self._place, f"{message}; {len(large)} layers, {self._counted('ratio')}")]
 
     def _underflown(self) -> list[Finding]:
