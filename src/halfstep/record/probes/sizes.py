@@ -182,8 +182,9 @@ class Sizes(Probe):
         if not large:
             return []
         name, ratio = max(large, key=lambda item: item[1])
-        message = f"an update changes `{name}` by {ratio:.0%} of its size (limit {RATIO_LIMIT:.0%}) at a learning rate of up to {self._rate:g}"
-        return [finding(bf16_cards.LARGE_UPDATES, self._place, f"{message}; {len(large)} layers, {self._counted('ratio')}")]
+        message = f"an update changes `{name}` by {ratio:.0%} of its size, limit {RATIO_LIMIT:.0%}"
+        told = f"{message}, at a learning rate of up to {self._rate:g}; {len(large)} layers, {self._counted('ratio')}"
+        return [finding(bf16_cards.LARGE_UPDATES, self._place, told)]
 
     def _underflown(self) -> list[Finding]:
         low = [(name, share) for name, share in self._medians("subnormal") if share > UNDERFLOW_LIMIT]
