@@ -28,6 +28,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--folder", default="halfstep-watch", metavar="FOLDER", help="where a batch that gives NaN or infinity is saved"
     )
+    parser.add_argument("--html", metavar="FILE", help="also write the report as one page that opens offline")
+    parser.add_argument("--profile", action="store_true", help="find out where the time of a few updates goes")
+    parser.add_argument("--replay", metavar="FILE", help="run a saved batch again, with the script's model, and end there")
     parser.add_argument("-m", dest="module", metavar="MODULE", help="run a module instead of a script")
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help="the training script")
     parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="its arguments")
@@ -40,30 +43,60 @@ def run(args: argparse.Namespace) -> int:
     from halfstep.record.watching import watch
 
     words = [args.script, *args.args] if args.script is not None else args.args
+    if args.replay is not None and args.module is None and not words:
+        words = _script_of(Path(args.replay))
     if args.module is None and not words:
         raise UsageError("nothing to watch: give a training script, or `-m` and the name of a module.")
     target, given = (args.module, words) if args.module is not None else (words[0], words[1:])
     settings = _settings(args, Path(target).resolve().parent if args.module is None else Path.cwd())
+    replay = None if args.replay is None else Path(args.replay)
+    asked = Asked(evidence=Path(args.folder), script=tuple(words), profile=args.profile, replay=replay)
     with _result(args.format) as out:
         return watch(
             target,
             given,
             module=args.module is not None,
-            asked=Asked(evidence=Path(args.folder), script=tuple(words)),
-            report=lambda ending, heard: _reported(heard, ending, settings, args.format, out),
+            asked=asked,
+            report=lambda ending, heard: _reported(heard, ending, settings, args, out),
         )
 
 
-def _reported(heard: list[Heard], ending: Ending, settings: Settings, form: str, out: TextIO) -> int:
+def _script_of(replay: Path) -> list[str]:
+    """The command by which the script was started whose batch was saved."""
+    from halfstep.record.probes.evidence import load
+
+    return list(load(replay)["script"])
+
+
+def _reported(heard: list[Heard], ending: Ending, settings: Settings, args: argparse.Namespace, out: TextIO) -> int:
     from halfstep.record.verdict import reach
 
+    if ending.replayed:
+        print(ending.replayed, file=out)
+        return ending.code
     verdict = reach(heard, settings)
     for fault in dict.fromkeys(process.fault for process in heard if process.fault):
         print(f"halfstep: not all was measured: {fault}", file=sys.stderr)
-    _report(verdict, ending, form, out)
+    _report(verdict, ending, args.format, out)
     out.flush()
+    if args.html is not None:
+        _write_page(Path(args.html), " ".join([args.module or args.script or "", *args.args]).strip(), verdict, ending)
     grave = any(f.severity in (Severity.ERROR, Severity.WARNING) for f in verdict.findings)
     return ending.code or int(grave)
+
+
+def _write_page(path: Path, title: str, verdict: Verdict, ending: Ending) -> None:
+    from halfstep.report.html import Watched, watched_page
+
+    parts = {process.rank or number: process.measured.get("parts", ()) for number, process in enumerate(verdict.heard)}
+    facts = [("updates", str(sum(process.updates for process in verdict.heard))), ("ranks", str(len(verdict.heard)))]
+    facts += [("how it ended", ending.words)] if ending.words else []
+    findings = [_near(finding) for finding in verdict.findings]
+    sources = {str(Path(f.path)): verdict.sources.get(str(Path(f.path).resolve()), "") for f in findings}
+    run = Watched(title=title, findings=findings, parts=parts, facts=facts, sources=sources)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(watched_page(run), encoding="utf-8")
+    print(f"halfstep watch: the report is {path}", file=sys.stderr)
 
 
 def _settings(args: argparse.Namespace, start: Path) -> Settings:
@@ -123,12 +156,15 @@ def _near(finding: Finding) -> Finding:
 
 
 def _print_text(verdict: Verdict, findings: list[Finding], ending: Ending, out: TextIO) -> None:
+    from halfstep.report.overview import measured
     from halfstep.report.text import summary, to_text
 
     sources = {str(Path(f.path)): verdict.sources.get(str(Path(f.path).resolve()), "") for f in findings}
     print("", file=out)
     if findings:
         print(to_text(findings, sources), end="\n\n", file=out)
+    if verdict.heard:
+        print("\n".join(measured(verdict.heard[0].measured.get("parts", ()))), end="\n\n", file=out)
     updates = sum(process.updates for process in verdict.heard)
     ended = f" The script did not come to its end: {ending.words}." if ending.words else ""
     print(f"halfstep watch: {updates} updates heard.{ended} {summary(len(findings), len(verdict.sources), 0)}", file=out)

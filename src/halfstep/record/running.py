@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from halfstep.errors import UsageError
+from halfstep.record.probes.evidence import Replayed
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class Ending:
     words: str = ""
     said: str = ""
     """What Python would have written to standard error."""
+    replayed: str = ""
+    """What came of the saved batch that was run again instead of the training."""
 
 
 def check(target: str, *, module: bool) -> None:
@@ -45,6 +48,8 @@ def run(target: str, args: list[str], *, module: bool) -> Ending:
                 exec(compile(source, str(Path(target).resolve()), "exec"), vars(sys.modules["__main__"]))
     except SystemExit as end:
         return _exited(end)
+    except Replayed as end:
+        return Ending(int(end.reproduced), replayed=str(end))
     except KeyboardInterrupt:
         return Ending(130, "it was interrupted (Ctrl-C)", traceback.format_exc(limit=-2))
     except BaseException as error:

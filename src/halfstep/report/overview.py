@@ -17,8 +17,13 @@ WIDTH = 32
 def overview(findings: Sequence[Finding], parts: Iterable[AnyPart]) -> str:
     """Headlines of the findings, gravest first, and the run in lines."""
     told = [f"  {f.code} {f.severity.value:<7} {f.message} [{f.rule}]\n{' ' * 16}{_where(f)}" for f in by_severity(findings)]
-    measured = [line for part in parts for line in _of(part)]
-    return "\n".join([headline(by_severity(findings)), *told, *([""] if measured else []), *measured])
+    lines = measured(parts)
+    return "\n".join([headline(by_severity(findings)), *told, *([""] if lines else []), *lines])
+
+
+def measured(parts: Iterable[AnyPart]) -> list[str]:
+    """One line a measurement."""
+    return [line for part in parts for line in _of(part)]
 
 
 def _where(finding: Finding) -> str:

@@ -126,8 +126,10 @@ def test_gradients_that_grow_until_they_overflow_are_the_learning_rates() -> Non
     assert rules(watched(Numbers(), mlp(), pairs(12), lr=1e3)) == ["learning-rate-too-high"]
 
 
-def test_a_scale_that_finds_its_height_is_no_fault() -> None:
-    probe = watched(Numbers(), mlp(), pairs(20), dtype=torch.float16, scaler=torch.amp.GradScaler("cpu", init_scale=2.0**40))
+def test_a_scale_that_finds_its_height_is_no_fault_and_leaves_no_evidence(tmp_path: Path) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    probe = watched(Numbers(evidence=tmp_path), mlp(), pairs(20), dtype=torch.float16, scaler=scaler)
+    assert list(tmp_path.iterdir()) == []
     scale = next(part for part in probe.measurements() if part.title == "Loss scale")
     assert isinstance(scale, Lines)
     assert len(scale.marks) > 5
@@ -277,7 +279,7 @@ def test_what_cannot_be_written_safely_is_said(tmp_path: Path) -> None:
     model(pairs(1)[0][0])
     call = probe._keeper.calls[0]
     call.kwargs["odd"] = Odd()
-    said = save(tmp_path / "odd.pt", model, call, "")
+    said = save(tmp_path / "odd.pt", model, call, Origin(phase=Phase.DATA))
     assert said == "the batch could not be saved (the model was given a Odd, which cannot be written safely)"
     assert list(tmp_path.iterdir()) == []
     probe.detach()

@@ -14,7 +14,7 @@ from halfstep.engine.batch import map_tensors
 from halfstep.errors import DataError
 from halfstep.precision.untouched import RandomState
 from halfstep.record.probes.judgement import NOWHERE, sentence
-from halfstep.record.probes.origin import Origin, find_origin
+from halfstep.record.probes.origin import Origin, Phase, find_origin
 from halfstep.record.probes.probe import Probe
 from halfstep.record.probes.rerun import Call, Casting, inner, versions
 from halfstep.report.parts import AnyPart
@@ -25,32 +25,34 @@ MOST_BYTES_OF_WEIGHTS = 2 * 2**30
 """Weights larger than this are not written: the replay takes those that the script has at its first forward."""
 
 
-def save(path: Path, model: nn.Module, call: Call, said: str, *, script: tuple[str, ...] = ()) -> str:
+def save(path: Path, model: nn.Module, call: Call, origin: Origin, *, script: tuple[str, ...] = ()) -> str:
     """Write what is needed to make `call` once more; where it was written, or why it was not, in words.
 
     Args:
         path: the file.
         model: the model with the parameters of that forward.
         call: the forward.
-        said: what was found, for whoever opens the file.
+        origin: what was found. Where forward itself is at fault, what backward brought is its consequence and is left out.
         script: the command that the script was started by.
     """
     module = inner(model)
     state = {name: tensor.detach() for name, tensor in module.state_dict().items() if isinstance(tensor, Tensor)}
     large = sum(tensor.nbytes for tensor in state.values()) > MOST_BYTES_OF_WEIGHTS
+    after = origin.phase in (Phase.LOSS, Phase.BACKWARD)
     try:
         content = {
             "format": FORMAT,
-            "said": said,
+            "said": sentence(origin),
             "script": list(script),
             "args": _plain(call.args),
             "kwargs": _plain(call.kwargs),
-            "output_gradients": dict(call.output_gradients),
+            "output_gradients": dict(call.output_gradients) if after else {},
             "weights": None if large else state,
             "training": [name for name, part in module.named_modules() if part.training],
             "rng": {"device": str(call.rng.device), "cpu": call.rng.cpu_state, "own": call.rng.device_state},
             "casting": [call.casting.device_type, call.casting.enabled, str(call.casting.dtype), call.casting.cache],
-            "loss_is_finite": call.loss_is_finite,
+            "loss_is_finite": call.loss_is_finite if after else None,
+            "infinity_is_bad": not after,
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.save(content, path)
@@ -182,6 +184,7 @@ def _call(content: Mapping[str, Any], device: torch.device) -> Call:
             device_type=device_type, enabled=enabled, dtype=getattr(torch, dtype.removeprefix("torch.")), cache=cache
         ),
         loss_is_finite=content["loss_is_finite"],
+        infinity_is_bad=content["infinity_is_bad"],
         output_gradients=moved(content["output_gradients"]),
         versions=versions(args, kwargs),
     )

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from halfstep.events.vocabulary import Place
 from halfstep.findings.finding import Finding
-from halfstep.record.probes.cause import LossOperation, loss_operation
+from halfstep.record.probes.cause import LossOperation, beyond_the_scale, loss_operation
 from halfstep.record.probes.evidence import save
 from halfstep.record.probes.history import Grid, History
-from halfstep.record.probes.judgement import Bad, Counts, findings_of, sentence
+from halfstep.record.probes.judgement import NOWHERE, Bad, Counts, findings_of
 from halfstep.record.probes.keeping import Keeper
 from halfstep.record.probes.layers import Layers, norms_of
 from halfstep.record.probes.origin import Origin, Phase, find_origin
@@ -114,11 +114,10 @@ class Numbers(Probe):
         if origin.phase is Phase.LOSS:
             origin = replace(origin, op=self._loss_op.name, guarded=self._loss_op.guarded)
         self._origin = origin
-        if self._evidence is not None and calls:
+        harmless = origin.phase in NOWHERE or (self._scaler is not None and beyond_the_scale(origin))
+        if self._evidence is not None and not harmless:
             name = f"update-{self._counts.updates}-rank-{self._rank}.pt"
-            self._saved = save(
-                self._evidence / name, self._model, calls[origin.micro_batch], sentence(origin), script=self._script
-            )
+            self._saved = save(self._evidence / name, self._model, calls[origin.micro_batch], origin, script=self._script)
 
     def update_ended(self, index: int) -> None:
         """Book the update. Where no step was heard, the scaler has skipped it and the gradients are still there."""

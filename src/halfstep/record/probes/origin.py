@@ -130,7 +130,8 @@ def _outside(module: nn.Module, call: Call) -> dict[int, str]:
 
 def _in_forward(flow: Flow, outputs: Mapping[str, Tensor], call: Call) -> Origin | None:
     """Whether forward made it. Infinity alone in an output may be meant, unless what follows from it is bad as well."""
-    after_is_bad = call.loss_is_finite is False or any(kind_of(g) is not Kind.FINITE for g in call.output_gradients.values())
+    known_bad = call.infinity_is_bad or call.loss_is_finite is False
+    after_is_bad = known_bad or any(kind_of(g) is not Kind.FINITE for g in call.output_gradients.values())
     nan = [tensor for tensor in outputs.values() if kind_of(tensor) is Kind.NAN]
     infinite = [tensor for tensor in outputs.values() if kind_of(tensor) is Kind.INFINITE and after_is_bad]
     return _blamed(flow, nan or infinite, call)

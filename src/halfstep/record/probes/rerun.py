@@ -66,6 +66,7 @@ class Call:
         place: the line of the script that called the model.
         sample_ids: the samples of the batch, where the loader told.
         loss_is_finite: whether the loss that backward began from was finite; None where that was not heard.
+        infinity_is_bad: whether infinity in an output is known to be a fault, which it need not be.
         output_gradients: what backward brought to each output, by the output's name.
         versions: how often each input had been written when the forward ran.
         dropped: why there are no output gradients, where they were too large to keep.
@@ -78,6 +79,7 @@ class Call:
     place: Place | None = None
     sample_ids: Sequence[int] | None = None
     loss_is_finite: bool | None = None
+    infinity_is_bad: bool = False
     output_gradients: dict[str, Tensor] = field(default_factory=dict)
     versions: tuple[int, ...] = ()
     dropped: str = ""
