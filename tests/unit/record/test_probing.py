@@ -62,6 +62,8 @@ def test_each_pair_of_a_gan_has_probes_of_its_own() -> None:
     session = heard(Session(), loop)
     assert [(pair.model is told, pair.updates) for pair in session.probing.pairs] == [(False, 3), (True, 3)]
     titles = [part.title for part in session.heard().measured["parts"]]
+    losses = [part for part in session.heard().measured["parts"] if part.title.startswith("Loss")]
+    assert [len(part.series[0].points) for part in losses] == [3, 3]
     assert "Gradient norm" in titles
     assert "Gradient norm, Linear (2)" in titles
 

@@ -28,6 +28,8 @@ class Keeper:
         self.calls: list[Call] = []
         self.num_left_out = 0
         self.first_place: Any = None
+        self.hooked = self.arrived = 0
+        """Outputs whose gradient is waited for, and gradients that came, in the whole run."""
         self._bytes = 0
         self._open: Call | None = None
         self._hooks: list[Any] = []
@@ -82,12 +84,14 @@ class Keeper:
             self.num_left_out += 1
         for name, tensor in floating(output, "output").items():
             if tensor.requires_grad:
+                self.hooked += 1
                 tensor.register_hook(self._gradient_of(call, name))  # type: ignore[no-untyped-call]
 
     def _gradient_of(self, call: Call, name: str) -> Callable[[Tensor], None]:
         limit = MOST_BYTES_ON_CPU if self.device.type == "cpu" else MOST_BYTES_ON_ACCELERATOR
 
         def keep(gradient: Tensor) -> None:
+            self.arrived += 1
             self._bytes += gradient.nbytes
             if self._bytes > limit:
                 call.dropped = f"the gradient of `{name}` has {gradient.nbytes / 2**20:.0f} MiB, more than is kept of an update"

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from halfstep.events.vocabulary import Place
 from halfstep.findings.finding import Finding
-from halfstep.record.probes.cause import LossOperation, beyond_the_scale, loss_operation
+from halfstep.record.probes.cause import beyond_the_scale
 from halfstep.record.probes.evidence import save
 from halfstep.record.probes.history import Grid, History
 from halfstep.record.probes.judgement import NOWHERE, Bad, Counts, findings_of
 from halfstep.record.probes.keeping import Keeper
 from halfstep.record.probes.layers import Layers, norms_of
+from halfstep.record.probes.losses import Losses
 from halfstep.record.probes.origin import Origin, Phase, find_origin
 from halfstep.record.probes.probe import Probe
 from halfstep.record.probes.rerun import Call, apart
@@ -51,8 +52,7 @@ class Numbers(Probe):
         self._loss, self._norm, self._scale = History(), History(), History()
         self._marks: list[Mark] = []
         self._bad: list[Bad] = []
-        self._losses: list[Tensor | float] = []
-        self._loss_op = LossOperation()
+        self._losses = Losses(self._keeper)
         self._scaler: torch.amp.GradScaler | None = None
         self._looked: list[float] | None = None
         self._origin: Origin | None = None
@@ -74,16 +74,8 @@ class Numbers(Probe):
         self._keeper.batch_fetched(sample_ids)
 
     def backward_begins(self, loss: Tensor, place: Place | None) -> None:
-        """Remember the loss; look at once where looking does not make an accelerator wait."""
-        known = loss.detach().float().sum()
-        if loss.device.type != "cpu":
-            self._losses.append(known)
-            return
-        self._losses.append(known.item())
-        if not math.isfinite(self._losses[-1]):
-            self._loss_op = self._loss_op if self._loss_op.name else loss_operation(loss)
-            for call in self._keeper.calls[-1:]:
-                call.loss_is_finite = False
+        """Remember the loss."""
+        self._losses.begins(loss)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         self._look(getattr(optimizer, "grad_scale", None))
@@ -92,8 +84,7 @@ class Numbers(Probe):
         """Read the gradients once, while the weights are still those that made them."""
         divisor = 1.0 if scale is None else float(scale)
         self._looked = [norm / divisor for norm in norms_of(self._layers)]
-        self._losses = [float(loss) for loss in self._losses]
-        loss_is_bad = not all(map(math.isfinite, self._losses))
+        loss_is_bad = not all(map(math.isfinite, self._losses.read()))
         self._is_bad = loss_is_bad or not all(map(math.isfinite, self._looked))
         self._bad_in_a_row = self._bad_in_a_row + 1 if self._is_bad else 0
         fresh = self._bad_in_a_row in SEARCH_AT or (loss_is_bad and not self._loss_was_bad)
@@ -112,7 +103,7 @@ class Numbers(Probe):
         except (RuntimeError, NotImplementedError) as error:  # what the model raises when it is called once more
             origin = Origin(phase=Phase.UNKNOWN, detail=f"the micro-batch could not be run again ({error})")
         if origin.phase is Phase.LOSS:
-            origin = replace(origin, op=self._loss_op.name, guarded=self._loss_op.guarded)
+            origin = replace(origin, op=self._losses.operation.name, guarded=self._losses.operation.guarded)
         self._origin = origin
         harmless = origin.phase in NOWHERE or (self._scaler is not None and beyond_the_scale(origin))
         if self._evidence is not None and not harmless:
@@ -128,13 +119,13 @@ class Numbers(Probe):
         skipped = scale is not None and after is not None and (after < scale or not all(map(math.isfinite, self._looked or [])))
         self._book(index, self._looked or [], scale, skipped=skipped)
         self._spoilt = self._spoilt or (self._is_bad and not skipped)
-        self._scale_before, self._looked, self._origin, self._saved, self._loss_op = after, None, None, "", LossOperation()
+        self._scale_before, self._looked, self._origin, self._saved = after, None, None, ""
         self._losses.clear()
         self._keeper.clear()
 
     def _book(self, index: int, norms: list[float], scale: float | None, *, skipped: bool) -> None:
-        if self._losses:
-            self._loss.add(index, sum(map(float, self._losses)) / (scale or 1.0))
+        if self._losses.read():
+            self._loss.add(index, sum(self._losses.read()) / (scale or 1.0))
         if self._is_bad and len(self._bad) < MOST_KEPT:
             before = self._norm.before(index)
             bad = Bad(update=index, scale=scale, skipped=skipped, origin=self._origin, norms=tuple(before), saved=self._saved)
