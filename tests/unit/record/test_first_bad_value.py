@@ -67,7 +67,7 @@ def test_a_bad_sample_is_named_with_its_update_micro_batch_row_and_id() -> None:
     assert finding.rule == "data-not-finite"
     assert Path(finding.path).name == "watched.py"
     assert finding.message == (
-        "the batch that `0` takes is the first value that is not finite: the batch is not finite: `args[0]`, sample 5 of 8; "
+        "the batch that `0` takes is the first value that is not finite: `args[0]`, sample 5 of 8; "
         "update 1, micro-batch 1 (samples 24, 25, 26, 27, 28, 29, 30, 31), rank 3, the step was taken with it"
     )
 
@@ -142,7 +142,7 @@ def test_data_that_is_bad_in_every_batch_is_a_collapse_with_its_cause() -> None:
     assert finding.rule == "amp-scale-collapse"
     assert finding.message == (
         "the last 8 updates were skipped in a row and the loss scale fell to 256; the batch that `0` takes is not finite, "
-        "which no loss scale cures: the batch is not finite: `args[0]`, sample 0 of 8"
+        "which no loss scale cures: `args[0]`, sample 0 of 8"
     )
 
 
@@ -152,7 +152,7 @@ def test_one_bad_batch_that_the_scaler_skips_is_named() -> None:
     (finding,) = probe.findings()
     assert finding.rule == "data-not-finite"
     assert finding.message == (
-        "the batch that `0` takes is the first value that is not finite: the batch is not finite: `args[0]`, sample 4 of 8; "
+        "the batch that `0` takes is the first value that is not finite: `args[0]`, sample 4 of 8; "
         "update 2, micro-batch 0 (samples 16, 17, 18, 19, 20, 21, 22, 23), rank 0, skipped by the scaler"
     )
 

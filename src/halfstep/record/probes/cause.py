@@ -67,7 +67,7 @@ def cause_of(origin: Origin, *, scale: float | None, norms: Sequence[float]) -> 
         norms: the finite gradient norms of the updates before it.
     """
     if origin.phase is Phase.DATA:
-        return Cause(card=cards.DATA, because=f"the batch is not finite: {origin.detail}")
+        return Cause(card=cards.DATA, because=origin.detail)
     certain = _constant(origin.operation) if origin.operation is not None else None
     if certain is not None:
         return certain
