@@ -28,6 +28,7 @@ from halfstep.imagine.values import (
     Value,
     derive,
     settled,
+    tagged,
     tags_of,
 )
 
@@ -72,7 +73,7 @@ class Expressions(Comparing):
         values: list[Value] = []
         for element in node.elts:
             if isinstance(element, ast.Starred):
-                inner = settled(self.eval(element.value))
+                inner = settled(self.call(External("builtins.list"), [self.eval(element.value)], {}, element))
                 values.extend(inner if isinstance(inner, (list, tuple)) else [inner])
             else:
                 values.append(self.eval(element))
@@ -201,7 +202,7 @@ class Expressions(Comparing):
             return derive(value)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             operators: dict[type, Callable[[Value], Value]] = {ast.USub: operator.neg, ast.UAdd: operator.pos}
-            return operators.get(type(node.op), operator.neg)(value)
+            return tagged(operators.get(type(node.op), operator.neg)(value), tags_of(value))
         return Unknown(f"-{value.name}", value.tags) if isinstance(value, Unknown) else Unknown("-?")
 
     def boolean(self, node: ast.BoolOp) -> Value:

@@ -74,9 +74,11 @@ def _optimizer(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: st
 
 def _scheduler(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     name = path.rsplit(".", 1)[-1]
+    args = args[1:] if args and isinstance(settled(args[0]), str) else args
     optimizer = settled(args[0] if args else kwargs.get("optimizer"))
     if isinstance(optimizer, Unknown):
         optimizer = state.promote(optimizer, "optimizer")
+    optimizer = optimizer if isinstance(optimizer, Thing) else None
     rest = args[1:]
     parts = [v for v in _flat([*rest, *kwargs.values()]) if isinstance(v, Thing) and v.kind == "scheduler"]
     facts = dict(zip(_PARAMETERS.get(name, ()), rest, strict=False)) | kwargs
