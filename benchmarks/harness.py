@@ -101,9 +101,18 @@ def output_of_process(arguments: list[str]) -> str:
     return subprocess.run([sys.executable, *arguments], check=True, capture_output=True, text=True).stdout
 
 
-def main(description: str, benchmarks: Mapping[str, Benchmark], device: torch.device) -> int:
-    """Run the benchmarks that were asked for and print their rows; the exit code is 0 whatever the figures are."""
-    args = _arguments(description, benchmarks)
+def main(
+    description: str, benchmarks: Mapping[str, Benchmark], device: torch.device, also: Mapping[str, str] | None = None
+) -> int:
+    """Run the benchmarks that were asked for and print their rows; the exit code is 0 whatever the figures are.
+
+    Args:
+        description: of the whole, for `--help`.
+        benchmarks: by name.
+        device: what they run on, for the heading.
+        also: options with a value that the benchmarks themselves look at, with their help.
+    """
+    args = _arguments(description, benchmarks, also or {})
     rows: list[Row] = []
     for name in args.only or benchmarks:
         print(f"{name} ...", file=sys.stderr)
@@ -112,8 +121,10 @@ def main(description: str, benchmarks: Mapping[str, Benchmark], device: torch.de
     return 0
 
 
-def _arguments(description: str, benchmarks: Mapping[str, Benchmark]) -> argparse.Namespace:
+def _arguments(description: str, benchmarks: Mapping[str, Benchmark], also: Mapping[str, str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
+    for option, said in also.items():
+        parser.add_argument(option, metavar="VALUE", help=said)
     parser.add_argument("--quick", action="store_true", help="few repeats: shows that it runs, not what it reaches")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--only", nargs="+", choices=tuple(benchmarks), metavar="NAME", help=", ".join(benchmarks))

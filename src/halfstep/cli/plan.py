@@ -37,6 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLES
     parser.add_argument("model", metavar="MODEL", help="a known name, a config.json or its folder, or a TOML file of `train`")
     parser.add_argument("--gpu", default="this", metavar="NAME", help="the device; this: this machine, as it was measured")
+    parser.add_argument("--measure", action="store_true", help="measure this machine first, half a minute, and remember it")
     parser.add_argument("--gpus", type=int, metavar="N", help="how many of them (default: 1)")
     parser.add_argument(
         "--gpu-memory", type=float, metavar="GB", help="memory that one can use, where it is not the device's own"
@@ -97,6 +98,8 @@ def _check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and value <= 0:
             raise ConfigError(f"`--{name.replace('_', '-')} {value}` must be above 0.")
+    if args.measure and args.gpu != "this":
+        raise ConfigError("`--measure` measures this machine, and `--gpu` names another. Leave out one of them.")
     if args.weights and not args.lora:
         raise ConfigError("`--weights` is for weights that are not trained: give `--lora RANK` too.")
 
@@ -152,12 +155,20 @@ def _machine(args: argparse.Namespace, settings: Mapping[str, Any]) -> Machine:
     devices = args.gpus or settings.get("gpus") or 1
     if args.gpu != "this":
         return named(args.gpu, devices, args.gpu_memory)
+    if args.measure:
+        _measure(cache_dir())
     calibration = kept(cache_dir())
     if calibration is None:
-        raise DeviceError(
-            "This machine was not measured yet: name a device, as `--gpu A100-80GB`, or run `halfstep bench` first."
-        )
+        raise DeviceError("This machine was not measured yet: name a device, as `--gpu A100-80GB`, or measure with `--measure`.")
     return measured(calibration, devices, args.gpu_memory)
+
+
+def _measure(cache: Path) -> None:
+    from halfstep._compat import accelerator_device
+    from halfstep.measure.calibrating import calibrate
+    from halfstep.plan.calibration import keep
+
+    keep(calibrate(accelerator_device()), cache)
 
 
 def _wish(args: argparse.Namespace, settings: Mapping[str, Any], model: Model) -> Wish:

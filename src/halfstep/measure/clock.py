@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 
 Work = Callable[[], object]
+Elapsed = Callable[[Work, torch.device], float]
 
 
 def synchronize(device: torch.device) -> None:
@@ -25,6 +26,15 @@ def elapsed_s(work: Work, device: torch.device) -> float:
     work()
     synchronize(device)
     return time.perf_counter() - start
+
+
+def processor_s(work: Work, device: torch.device) -> float:
+    """Seconds that this process computed during `work`: on one thread of a busy CPU, nearer to what it takes alone."""
+    synchronize(device)
+    start = time.process_time()
+    work()
+    synchronize(device)
+    return time.process_time() - start
 
 
 def interleaved_s(

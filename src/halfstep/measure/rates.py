@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext, suppress
 
 import torch
 
-from halfstep.measure.clock import Work, elapsed_s, garbage_collection_off
+from halfstep.measure.clock import Elapsed, Work, elapsed_s, garbage_collection_off
 from halfstep.measure.dtypes import Arithmetic, Support, dtype_support
 from halfstep.measure.stats import Measured, summarize
 
@@ -37,7 +37,7 @@ def matmul_rates(device: torch.device, *, budget_s: float = 1.0) -> dict[Arithme
     return rates
 
 
-def matmul_rate(device: torch.device, arithmetic: Arithmetic, *, budget_s: float = 1.0) -> Measured:
+def matmul_rate(device: torch.device, arithmetic: Arithmetic, *, budget_s: float = 1.0, elapsed: Elapsed = elapsed_s) -> Measured:
     """The rate of square matrix products in one format, in TFLOP/s.
 
     The side doubles from 128 until one product takes a good part of the budget, so that a slow format ends in time
@@ -47,13 +47,14 @@ def matmul_rate(device: torch.device, arithmetic: Arithmetic, *, budget_s: float
         device: where to multiply.
         arithmetic: the format of the inputs; TF32 is FP32 with inputs rounded by the device.
         budget_s: about how long to take.
+        elapsed: how time is taken.
     """
     with float32_products(exact=arithmetic is not Arithmetic.TF32, device=device), garbage_collection_off():
-        side, seconds = _largest_side(device, arithmetic, budget_s)
+        side, seconds = _largest_side(device, arithmetic, budget_s, elapsed)
         runs = max(FEWEST_RUNS, min(MOST_RUNS, int(budget_s / 2 / seconds)))
         product = _product(device, arithmetic, side)
         product()
-        samples = [elapsed_s(product, device) for _ in range(runs)]
+        samples = [elapsed(product, device) for _ in range(runs)]
     return summarize([2 * side**3 / seconds / 1e12 for seconds in samples], RATE_UNIT)
 
 
@@ -84,24 +85,24 @@ def _set_products(settings: object, *, exact: bool) -> Iterator[None]:
         setattr(settings, name, before)
 
 
-def _largest_side(device: torch.device, arithmetic: Arithmetic, budget_s: float) -> tuple[int, float]:
+def _largest_side(device: torch.device, arithmetic: Arithmetic, budget_s: float, elapsed: Elapsed) -> tuple[int, float]:
     """The side of the largest product that fits and takes a share of the budget, and the seconds it took."""
     share_s = budget_s * SHARE_OF_BUDGET
-    side, seconds = SMALLEST_SIDE, _seconds_at(SMALLEST_SIDE, device, arithmetic, share_s)
+    side, seconds = SMALLEST_SIDE, _seconds_at(SMALLEST_SIDE, device, arithmetic, share_s, elapsed)
     while seconds < share_s and side < LARGEST_SIDE:
         try:
-            side, seconds = 2 * side, _seconds_at(2 * side, device, arithmetic, share_s)
+            side, seconds = 2 * side, _seconds_at(2 * side, device, arithmetic, share_s, elapsed)
         except torch.OutOfMemoryError:
             break
     return side, seconds
 
 
-def _seconds_at(side: int, device: torch.device, arithmetic: Arithmetic, share_s: float) -> float:
+def _seconds_at(side: int, device: torch.device, arithmetic: Arithmetic, share_s: float, elapsed: Elapsed) -> float:
     """Seconds of one product; too long is believed when it was seen three times, for one may have been interrupted."""
     product = _product(device, arithmetic, side)
     product()
-    seconds = elapsed_s(product, device)
-    return seconds if seconds < share_s else min(seconds, elapsed_s(product, device), elapsed_s(product, device))
+    seconds = elapsed(product, device)
+    return seconds if seconds < share_s else min(seconds, elapsed(product, device), elapsed(product, device))
 
 
 def _product(device: torch.device, arithmetic: Arithmetic, side: int) -> Work:

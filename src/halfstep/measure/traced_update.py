@@ -7,8 +7,9 @@ What differs on CUDA is named in `LIMITS`.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,8 +23,8 @@ from halfstep.measure.storage import StorageCounter
 LAYERS = (2, 3)
 """Depths that are traced: memory is a straight line in depth."""
 LIMITS = (
-    "autocast keeps softmax and layer normalisation in low precision, as on the CPU (on CUDA: FP32); dropout inside attention is "
-    "off, since the CPU's fused kernel has none"
+    "as on the CPU: autocast keeps softmax and layer normalisation in low precision (on CUDA: FP32), a mask of dropout takes 4 "
+    "bytes (on CUDA: 1), and dropout inside attention is off"
 )
 ATTENTION_DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 PARTS = 8
@@ -85,9 +86,9 @@ def trace(job: TracedJob) -> Traced:
     config = _config(job)
     depth = getattr(config, "num_hidden_layers", None)
     if depth is None or depth <= LAYERS[-1]:
-        parameters, phases = _count(job, config)
+        parameters, phases = _count(job)
         return Traced(parameters=parameters, phases=phases, layers=(), seconds=time.perf_counter() - started)
-    (fewer, low), (more, high) = (_count(job, _with_depth(job, layers)) for layers in LAYERS)
+    (fewer, low), (more, high) = (_count(_with_depth(job, layers)) for layers in LAYERS)
     steps = depth - LAYERS[0]
     return Traced(
         parameters=fewer + steps * (more - fewer),
@@ -107,55 +108,60 @@ def _config(job: TracedJob) -> Any:
         raise ModelError(f"transformers cannot read this configuration: {str(error).strip().partition(chr(10))[0]}") from error
 
 
-def _with_depth(job: TracedJob, layers: int) -> Any:
+def _with_depth(job: TracedJob, layers: int) -> TracedJob:
     """Keys that list something a layer are left out, for the class to make anew."""
     whole = _config(job)
     name = whole.attribute_map.get("num_hidden_layers", "num_hidden_layers")
     keys = {key: value for key, value in job.config.items() if key not in ("layer_types", "num_hidden_layers")}
-    return _config(replace(job, config={**keys, name: layers}))
+    return replace(job, config={**keys, name: layers})
 
 
-def _count(job: TracedJob, config: Any) -> tuple[int, dict[str, float]]:
+def _count(job: TracedJob) -> tuple[int, dict[str, float]]:
     """The second of two updates: the first makes the optimizer's states."""
     counter = StorageCounter()
     with FakeTensorMode(allow_non_fake_inputs=True), counter:
-        model = _model(job, config)
+        model = new_model(job)
         counter.count([*model.parameters(), *model.buffers()])
-        optimizer = _optimizer(job, model)
-        inputs, labels = _batch(job, config)
+        optimizer = new_optimizer(job, model)
+        inputs, labels = new_batch(job, model)
         for _ in range(2):
-            phases = _update(job, model, optimizer, inputs, labels, counter)
-        return sum(parameter.numel() for parameter in model.parameters()), phases
+            marks = update(job, model, optimizer, inputs, labels, lambda: len(counter.history))
+    forward, backward, step = (counter.history[start:end] for start, end in pairwise(marks))
+    half = len(backward) // 2
+    phases = {
+        "forward and loss": forward,
+        "backward, first half": backward[:half],
+        "backward, second half": backward[half:],
+        "optimizer step": step,
+    }
+    return sum(each.numel() for each in model.parameters()), {name: float(max(sizes)) for name, sizes in phases.items()}
 
 
-def _update(
+def update(
     job: TracedJob,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     inputs: dict[str, torch.Tensor],
     labels: torch.Tensor,
-    counter: StorageCounter,
-) -> dict[str, float]:
-    """One micro-batch and a step, with the gradients of earlier micro-batches there if some come before."""
+    mark: Callable[[], int] = int,
+) -> list[int]:
+    """One micro-batch and a step, with the gradients of earlier micro-batches there if some come before.
+
+    Returns:
+        what `mark` said before the forward, the backward and the step, and after it.
+    """
     optimizer.zero_grad(set_to_none=True)
     if job.accumulation > 1:
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
-    marks = [len(counter.history)]
+    marks = [mark()]
     loss = _loss(job, model, inputs, labels)
-    marks.append(len(counter.history))
+    marks.append(mark())
     loss.backward()  # type: ignore[no-untyped-call]
-    marks.append(len(counter.history))
+    marks.append(mark())
     del loss
     optimizer.step()
-    forward, backward, step = (counter.history[start:end] for start, end in zip(marks, [*marks[1:], None], strict=True))
-    half = len(backward) // 2
-    return {
-        "forward and loss": float(max(forward)),
-        "backward, first half": float(max(backward[:half])),
-        "backward, second half": float(max(backward[half:])),
-        "optimizer step": float(max(step)),
-    }
+    return [*marks, mark()]
 
 
 def _loss(job: TracedJob, model: nn.Module, inputs: dict[str, torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
@@ -179,9 +185,15 @@ def _chunked_loss(model: Any, inputs: dict[str, torch.Tensor], labels: torch.Ten
     return torch.stack([checkpoint(part, states, wanted, use_reentrant=False) for states, wanted in pairs]).sum()
 
 
-def _model(job: TracedJob, config: Any) -> nn.Module:
+def new_model(job: TracedJob) -> nn.Module:
+    """The model, with attention dropout off.
+
+    Raises:
+        ModelError: transformers cannot build it.
+    """
     import transformers
 
+    config = _config(job)
     mappings = transformers.models.auto.modeling_auto
     kind = next(
         (
@@ -220,14 +232,17 @@ def _is_encoder(config: Any) -> bool:
     return config.model_type in ("bert", "roberta", "distilbert", "electra", "camembert") and not config.is_decoder
 
 
-def _optimizer(job: TracedJob, model: nn.Module) -> torch.optim.Optimizer:
+def new_optimizer(job: TracedJob, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer, fused."""
     if job.optimizer == "adamw":
         return torch.optim.AdamW(model.parameters(), fused=True)
     momentum = 0.9 if job.optimizer == "sgd-momentum" else 0.0
     return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=momentum, fused=True)
 
 
-def _batch(job: TracedJob, config: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+def new_batch(job: TracedJob, model: nn.Module) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Inputs and labels, of zeros."""
+    config: Any = model.config
     if hasattr(config, "num_channels"):
         side = getattr(config, "image_size", 224)
         dtype = torch.bfloat16 if job.precision == "bf16-pure" else torch.float32

@@ -92,7 +92,7 @@ def _norms(model: Transformer, recipe: Recipe) -> float:
     given = recipe.stream_bytes if fused else 4
     normalised = 0 if fused or not kept else (recipe.stream_bytes if recipe.full_training else 4)
     inputs = 1 if model.traits.parallel else model.traits.norms
-    put_out = recipe.compute_bytes if recipe.full_training and not recipe.compiled else 0
+    put_out = recipe.compute_bytes if recipe.full_training else 0
     return model.hidden * (inputs * given + model.traits.norms * (normalised + put_out))
 
 
@@ -103,13 +103,17 @@ def _attention(model: Transformer, recipe: Recipe) -> float:
     kernel = low * (2 * q + 2 * kv) + rotated + 4 * model.heads
     if recipe.attention is Attention.SDPA:
         return kernel
-    return kernel + model.heads * recipe.sequence * (4 + (low if low < 4 else 0))
+    dropped = 1 + (low if low == 4 else 0) if model.traits.dropouts else 0
+    return kernel + model.heads * recipe.sequence * (4 + (low if low < 4 else 0) + dropped)
 
 
 def _mlp(model: Transformer, recipe: Recipe) -> float:
-    """The activation keeps its input, the gate both factors, the last product its input if it is trained."""
+    """The activation keeps its input, the gate both factors, the last product its input if it is trained.
+
+    A compiler fuses what lies between products, but the inputs of products are still made and kept.
+    """
     low = recipe.compute_bytes
-    trained = recipe.full_training and not recipe.compiled
+    trained = recipe.full_training
     if model.traits.gated:
         return low * model.ffn * ((2 if recipe.compiled else 3) + trained)
     copies = 1 if recipe.compiled else model.traits.activation_copies

@@ -1,6 +1,7 @@
 """What a machine was measured to reach, kept as a file that planning reads without torch.
 
-`halfstep bench` measures and keeps one; `halfstep plan --gpu this` plans with it. The file is JSON: the fields of `Calibration`.
+`halfstep.measure.calibrating` makes one; `halfstep plan --gpu this` plans with the newest. The file is JSON: the fields of
+`Calibration`.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ class Calibration:
             bandwidth=self.bandwidth_gbs * 1e9,
             link=self.bandwidth_gbs * 1e9 / 4,
             launch_s=self.launch_us * 1e-6,
+            full_width=1,
             spread=CALIBRATED_SPREAD,
         )
 

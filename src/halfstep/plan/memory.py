@@ -23,9 +23,9 @@ CONTEXT_BYTES = 0.5 * GB
 """CUDA context and library workspaces that torch does not count. 0.47 to 1.8 GiB seen (ml-engineering, 2026)."""
 COLLECTIVES_BYTES = 1.0 * GB
 """NCCL's buffers; 1.3 to 1.5 GiB seen with many groups (ml-engineering, 2026)."""
-RESERVED_SLACK = 0.06
+RESERVED_SLACK = 0.1
 """Share of what comes and goes that the caching allocator holds beyond it, on one device."""
-STREAMS_SLACK = 0.27
+STREAMS_SLACK = 0.25
 """The same where shards are gathered on streams of their own, whose blocks no other stream can use (torchtitan, 2024)."""
 BITSANDBYTES_BYTES = 0.5 * GB
 """What 4-bit runs of litgpt took beyond their parts: the same in models of 3 to 13 billion. The cause is unknown."""
@@ -101,7 +101,8 @@ def memory_bill(model: Model, recipe: Recipe) -> Bill:
     states = _states(model, recipe)
     gathered = _gathered(model, recipe)
     activations = saved_bytes(model, recipe)
-    waiting = states.gradients if recipe.accumulation > 1 and not recipe.step_in_backward else 0.0
+    stay = recipe.accumulation > 1 or recipe.gradients_stay
+    waiting = states.gradients if stay and not recipe.step_in_backward else 0.0
     lasting = {"parameters": states.parameters, "optimizer states": states.optimizer}
     if recipe.weights.bitsandbytes:
         lasting["4-bit workspace"] = BITSANDBYTES_BYTES

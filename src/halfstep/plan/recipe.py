@@ -138,6 +138,7 @@ class Recipe:
         optimizer: what keeps states.
         fused: whether the optimizer is one kernel; otherwise it keeps a copy of a state while it steps.
         step_in_backward: whether each parameter is stepped as soon as its gradient is there.
+        gradients_stay: whether gradients are set to 0 after a step instead of being freed.
         adapter: what is trained beside frozen weights; `None` trains everything.
         trainable: parameters that are trained, of an adapter.
         adapter_dropout: whether the adapter drops inputs, and so keeps a copy of its own.
@@ -169,6 +170,7 @@ class Recipe:
     optimizer: Optimizer = Optimizer.ADAMW
     fused: bool = True
     step_in_backward: bool = False
+    gradients_stay: bool = False
     adapter: Adapter | None = None
     trainable: int = 0
     adapter_dropout: bool = True

@@ -87,6 +87,7 @@ class Rates:
         bandwidth: bytes a second of elementwise work.
         link: bytes a second of a collective within a machine.
         launch_s: seconds to launch one kernel.
+        full_width: width from which products of a model are large ones; narrower ones reach less.
         spread: share by which a compute-bound run on one machine may be faster or slower.
     """
 
@@ -95,6 +96,7 @@ class Rates:
     bandwidth: float
     link: float
     launch_s: float = LAUNCH_S
+    full_width: int = WIDTH_OF_FULL_RATE
     spread: float = WIDE_SPREAD
 
 
@@ -189,7 +191,7 @@ def flops_of_attention(model: Transformer, recipe: Recipe) -> float:
 
 
 def _transformer(model: Transformer, recipe: Recipe, rates: Rates) -> dict[str, float]:
-    narrow = min(1.0, (model.hidden / WIDTH_OF_FULL_RATE) ** 0.25)
+    narrow = min(1.0, (model.hidden / rates.full_width) ** 0.25)
     inventory = sum(block_inventory(model, recipe).values()) * model.layers * recipe.cells / recipe.tensor_ranks
     passes = PASSES + (0.0 if recipe.checkpointing.keeps_blocks else PASSES_AGAIN)
     logits = LOGIT_PASSES_BYTES / (2 if recipe.fused_loss or recipe.loss is Loss.CHUNKED else 1)
@@ -260,5 +262,5 @@ def _tensor_parallel(model: Model, recipe: Recipe, rates: Rates) -> dict[str, fl
 
 def _spread(model: Model, recipe: Recipe, rates: Rates) -> float:
     """Wide for what published runs say little about: narrow models, several machines, a layer over several ranks."""
-    compared = isinstance(model, Transformer) and model.hidden >= WIDTH_OF_FULL_RATE
+    compared = isinstance(model, Transformer) and model.hidden >= rates.full_width
     return rates.spread if compared and recipe.nodes == 1 and recipe.tensor_ranks == 1 else max(rates.spread, WIDE_SPREAD)

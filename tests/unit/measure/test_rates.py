@@ -40,7 +40,7 @@ def test_a_side_that_does_not_fit_stops_the_growth(monkeypatch: pytest.MonkeyPat
         return fits(device, arithmetic, side)
 
     monkeypatch.setattr(rates, "_product", out_of_memory)
-    assert rates._largest_side(CPU, Arithmetic.FP32, budget_s=1e9)[0] == 2 * rates.SMALLEST_SIDE
+    assert rates._largest_side(CPU, Arithmetic.FP32, 1e9, rates.elapsed_s)[0] == 2 * rates.SMALLEST_SIDE
 
 
 def test_a_format_without_a_product_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
