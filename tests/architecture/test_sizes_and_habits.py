@@ -30,6 +30,7 @@ READS_THE_ENVIRONMENT = {
 NAMES_TORCHS_VERSION = {
     "_compat.py": "the one place that decides by it",
     "measure/rate_cache.py": "measured rates hold for one version: it is part of their key",
+    "measure/calibrating.py": "a calibration holds for one version, and says for which",
     "cli/env.py": "`halfstep env` reports it",
     "train/folder.py": "a run's folder records it",
 }
