@@ -166,6 +166,10 @@ def test_a_cpu_gets_plain_attention_for_short_sequences_only() -> None:
     assert resolved("data.sequence_length=128", facts=on(device="cuda")).run.model.attention is Attention.SDPA
 
 
+def test_a_cpu_gets_the_fused_attention_in_fp32_of_any_length() -> None:
+    assert resolved("data.sequence_length=128", "precision=fp32").run.model.attention is Attention.SDPA
+
+
 def test_a_large_model_gets_a_small_micro_batch_on_an_accelerator() -> None:
     large = ModelFacts(parameters=7 * 10**9, hidden=4096, layers=32, vocabulary=32_000, context=4096, has_sdpa=True)
     facts = replace(on(device="cuda", memory_bytes=141 * 10**9), model=large)
