@@ -13,6 +13,9 @@ from halfstep.errors import ConfigError
 
 TaskOf = Callable[[str | None, str | None], Choice[Task]]
 """From a model's folder, or else its architecture, to what such a model usually learns."""
+OF_TOKENS = ("corpus", "tokenizer", "packing", "too_long")
+OF_FILES = (*OF_TOKENS, "format", "kind", "columns", "image_size")
+"""Keys of `data` that ask for something only of tokens, and only of files."""
 RANK = 8
 ALL_LINEAR = "all-linear"
 """What peft calls every linear layer but the head."""
@@ -42,7 +45,23 @@ def resolve_task(written: Written, task_of: TaskOf, decisions: Decisions) -> Tas
         raise ConfigError("`data.factory` and `data.files` are both given. Leave one of them out.")
     if not task.has_classes and not is_auto(written.data.classes):
         raise ConfigError(f'`data.classes` has no effect on the task "{task}". Leave it out.')
+    _refuse_without_effect(written, task)
     return task
+
+
+def _refuse_without_effect(written: Written, task: Task) -> None:
+    """Say it where a setting asks for what neither pictures nor data and losses of the user's own have."""
+    own = written.data.factory is not None
+    for name in OF_FILES if own else OF_TOKENS if task is Task.IMAGE_CLASSIFICATION else ():
+        if not is_auto(getattr(written.data, name)):
+            raise ConfigError(f"`data.{name}` has no effect on {'data of your own' if own else 'pictures'}. Leave it out.")
+    if own and written.evaluation.files is not None:
+        raise ConfigError(
+            "`evaluation.files` has no effect on data of your own: let `data.factory` return a tuple of data to train on and "
+            "data that are held out."
+        )
+    if written.model.loss is not None and not is_auto(written.model.label_smoothing):
+        raise ConfigError("`model.label_smoothing` has no effect on a loss of your own. Leave it out.")
 
 
 def _task(written: Written, task_of: TaskOf) -> Choice[Task]:

@@ -105,12 +105,12 @@ def few_batches(train: Source, run: Run, device: torch.device, *, count: int, si
 
 
 def try_own(model: nn.Module, train: Source, run: Run, device: torch.device) -> None:
-    """See that a model or a loss of the user's own takes a batch, before anything is written.
+    """See that a model or a loss takes a batch, where one of them or the data are the user's own, before anything is written.
 
     Raises:
         ModelError: it does not; with what it raised, and where.
     """
-    if run.model.factory is None and run.model.loss is None:
+    if (run.model.factory, run.model.loss, run.data.factory) == (None, None, None):
         return
     loss = loss_of(run)
     try:

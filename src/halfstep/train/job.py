@@ -21,6 +21,7 @@ from halfstep.config.schema import Written
 from halfstep.distributed import Group, connect
 from halfstep.distributed.shards import is_sharded, whole_state
 from halfstep.engine import Engine
+from halfstep.errors import DataError
 from halfstep.measure.memory import memory_use
 from halfstep.precision.select import explain_without_model
 from halfstep.train.allocator import keep_freed_memory
@@ -46,6 +47,7 @@ from halfstep.train.interruption import Interruption
 from halfstep.train.judge import Judge
 from halfstep.train.launch import fix_cublas_workspace, let_waiting_threads_sleep
 from halfstep.train.limits import Limits, Stop
+from halfstep.train.loading import of_worker
 from halfstep.train.loggers import following, require
 from halfstep.train.loop import Loop
 from halfstep.train.opening import Opened, alike, device_of, facts_of, open_inputs
@@ -248,6 +250,8 @@ def _train(
     try:
         with repeatable(job.run.run.deterministic):
             because = loop.run()
+    except DataError as error:
+        raise of_worker(error) from error
     finally:
         book.close(engine.ledger)
     return _summary(job, engine, book, judge, because, interrupted=stop.signal is not None)

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from halfstep.config.choice import ASKED_FOR, Choice
+from halfstep.errors import DataError
 from halfstep.train.windows import Batch, as_it_is
 
 HANDED_OVER_S = 2e-3
@@ -61,6 +62,12 @@ def transfer(device: str, workers: int) -> Choice[str]:
     if device == "cuda":
         return Choice(value="pinned, non-blocking", reason=f"the copy runs while the device computes; {ahead}")
     return Choice(value="non-blocking", reason=f"pinned memory is CUDA's; {ahead}")
+
+
+def of_worker(error: DataError) -> DataError:
+    """The error as it was raised, where it comes from another process with all that torch writes around it."""
+    lines = str(error).strip().splitlines()
+    return DataError(lines[-1].partition("DataError: ")[2]) if "DataLoader worker process" in lines[0] else error
 
 
 def batch_loader(samples: Dataset[Batch], batches: Iterable[Any], *, device: torch.device, workers: int) -> DataLoader[Batch]:

@@ -84,7 +84,10 @@ def _open_own(inputs: Inputs, written: Written) -> OpenedData:
     assert inputs.data_factory is not None
     share = held_out_share(written.evaluation, None).value
     train, held_out, how = own_data(inputs.data_factory, inputs.data_config or {}, share)
-    return OpenedData(train=Source(train), held_out=Source(held_out), facts=_sample_facts(len(train), len(held_out), how))
+    facts = _sample_facts(len(train), len(held_out), how)
+    if inputs.classes is not None:
+        facts = replace(facts, classes=decide_classes(inputs.classes, None, inputs.classes))
+    return OpenedData(train=Source(train), held_out=Source(held_out), facts=facts)
 
 
 def _sample_facts(train: int, held_out: int, how: str) -> DataFacts:

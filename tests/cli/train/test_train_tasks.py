@@ -36,6 +36,17 @@ def half(model, batch):
 """
 
 
+PIXELS = """
+import torch
+
+def data(label=1):
+    return [
+        {"pixel_values": torch.full((3, 16, 16), float(number % 2)), "labels": torch.tensor(number % 2 * label)}
+        for number in range(40)
+    ]
+"""
+
+
 @pytest.fixture
 def bert(place: Path) -> None:
     """A BERT and reviews with labels."""
@@ -168,6 +179,20 @@ def test_a_model_of_ones_own_learns_from_text(place: Path, train: Train, monkeyp
     assert train("model.factory=own_bigrams:half", config="own.toml").code == 2
 
 
+def test_a_model_of_transformers_learns_classes_from_data_of_ones_own(
+    place: Path, train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(place))
+    hugging_face.vit(place / "vit")
+    (place / "own_pixels.py").write_text(PIXELS)
+    words = (*FEW, "model.path=vit", "data.factory=own_pixels:data", "data.classes=['dark', 'light']")
+    assert train(*words, "optimizer.learning_rate=0.01", "limits.updates=20", config=None).code == 0
+    assert entries(place, "evaluation")[-1]["accuracy"] == 1.0
+    assert json.loads(Path("run/model/config.json").read_text())["id2label"] == {"0": "dark", "1": "light"}
+    wrong = train(*words, "data.config={label = 7}", "run.folder=wrong", config=None)
+    assert refused(wrong).startswith("The model or its loss fails on the first batch: IndexError: Target 7 is out of bounds.")
+
+
 WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "a label outside the classes": (
         (*REVIEWS, "data.classes=['good', 'fair']"),
@@ -281,6 +306,23 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "data twice": (
         ("model.path=vit", "data.factory=a:b", "data.files=images"),
         "`data.factory` and `data.files` are both given. Leave one of them out.",
+    ),
+    "a tokenizer of pictures": (
+        ("model.path=vit", "data.files=images", "data.tokenizer=bert"),
+        "`data.tokenizer` has no effect on pictures. Leave it out.",
+    ),
+    "columns of data of one's own": (
+        ("model.path=vit", "data.factory=a:b", "data.columns=['x', 'y']"),
+        "`data.columns` has no effect on data of your own. Leave it out.",
+    ),
+    "held-out files beside data of one's own": (
+        ("model.path=vit", "data.factory=a:b", "evaluation.files=images"),
+        "`evaluation.files` has no effect on data of your own: let `data.factory` return a tuple of data to train on and data "
+        "that are held out.",
+    ),
+    "smoothing of a loss of one's own": (
+        ("model.path=bert", "data.files=text.txt", "model.loss=a:b", "model.label_smoothing=0.1"),
+        "`model.label_smoothing` has no effect on a loss of your own. Leave it out.",
     ),
     "arguments of nothing": (
         ("data.config={x = 1}",),

@@ -10,7 +10,8 @@ import torch
 from torch.utils.data import Dataset
 
 import halfstep.train.loading
-from halfstep.train.loading import batch_loader, choose_workers, transfer
+from halfstep.errors import DataError
+from halfstep.train.loading import batch_loader, choose_workers, of_worker, transfer
 from halfstep.train.order import RankBatches
 from halfstep.train.windows import Batch, Windows
 
@@ -78,3 +79,21 @@ def test_workers_hand_out_the_same_batches_in_the_same_order() -> None:
     here, beside = (batch_loader(samples, order, device=torch.device("cpu"), workers=workers) for workers in (0, 2))
     for mine, theirs in zip(here, beside, strict=True):
         assert torch.equal(mine["input_ids"], theirs["input_ids"])
+
+
+class Torn(Dataset[Batch]):
+    """Every batch of it has a fault."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        raise DataError("images/1.png is not a picture that opens: it breaks off")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_fault_in_the_data_is_one_sentence_from_any_process(workers: int) -> None:
+    loader = batch_loader(Torn(), [[0], [1]], device=torch.device("cpu"), workers=workers)
+    with pytest.raises(DataError) as error:
+        next(iter(loader))
+    assert str(of_worker(error.value)) == "images/1.png is not a picture that opens: it breaks off"
