@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from halfstep.engine import Engine as Engine
     from halfstep.engine import Update as Update
     from halfstep.precision.scaler import ScalerSettings as ScalerSettings
+    from halfstep.record.library import watch as watch
 
 __version__ = "0.1.0"
 
@@ -21,8 +22,9 @@ _LAZY = {
     "ScalerSettings": "halfstep.precision.scaler",
     "Update": "halfstep.engine",
     "local_device": "halfstep.distributed",
+    "watch": "halfstep.record.library",
 }
-__all__ = ["Checkpoints", "Engine", "ScalerSettings", "Update", "__version__", "local_device"]
+__all__ = ["Checkpoints", "Engine", "ScalerSettings", "Update", "__version__", "local_device", "watch"]
 
 
 def __getattr__(name: str) -> Any:

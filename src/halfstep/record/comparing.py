@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from halfstep.events.vocabulary import Backward, Collective, EpochEnd, Event, Made, Place, RunEnd, ScalerUpdate
-from halfstep.findings.finding import Finding
+from halfstep.findings.finding import Finding, Severity
 from halfstep.record.probes.telling import finding
 from halfstep.record.telling import Heard
 from halfstep.report.parts import Table
@@ -23,6 +24,8 @@ CAUSES = {
         *("ddp-no-sync-off-by-one", "ddp-module-bypass", "ddp-rank-local-skip", "ddp-unequal-scales", "amp-step-bypass"),
         *("ddp-zero-gradients", "ddp-uneven-inputs"),
     ),
+    "amp-scale-collapse": ("amp-loss-half-reduction", "amp-fp16-eps", "amp-gradpenalty-scaled", "amp-unscaled-backward"),
+    "not-finite": ("amp-gradpenalty-scaled", "amp-loss-half-reduction", "amp-step-bypass", "amp-fp16-eps"),
 }
 """A symptom, and the faults that explain it."""
 
@@ -64,8 +67,14 @@ def _samples(ranks: Sequence[Heard]) -> Iterator[Finding]:
         count = min(len(mine), len(theirs))
         if count >= 2 and len(set(mine[:count])) >= 2 and mine[:count] == theirs[:count]:
             message = f"rank {one.rank} and rank {other.rank} got the same samples in each of the first {count} forward passes"
-            yield finding(SAME_SAMPLES, one.shared.place, message)
+            found = finding(SAME_SAMPLES, one.shared.place, message)
+            yield found if _has_map_style_loader(one) else replace(found, severity=Severity.INFO)
             return
+
+
+def _has_map_style_loader(heard: Heard) -> bool:
+    """Whether samples come from a data set that could be split; what a script draws at random may be alike by its wish."""
+    return any(isinstance(e, Made) and e.what.kind == "loader" and e.facts.get("map style") for e in _events(heard))
 
 
 def _seeds(ranks: Sequence[Heard]) -> Iterator[Finding]:
@@ -74,7 +83,8 @@ def _seeds(ranks: Sequence[Heard]) -> Iterator[Finding]:
     if drawn and all(h.shared.random == first for h in ranks[1:]):
         seeds = [draft for draft in _events(ranks[0]) if type(draft).__name__ == "Seed"]
         place = seeds[-1].stack[-1] if seeds and seeds[-1].stack else ranks[0].shared.place
-        yield finding(SAME_SEED, place, f"all {len(ranks)} ranks drew the same random numbers in the first {len(first)} updates")
+        message = f"all {len(ranks)} ranks drew the same random numbers in the first {len(first)} updates"
+        yield replace(finding(SAME_SEED, place, message), severity=Severity.INFO)
 
 
 def _unused(ranks: Sequence[Heard]) -> Iterator[Finding]:

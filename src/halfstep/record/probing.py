@@ -71,6 +71,8 @@ class Probing(Listener):
     rank: int = 0
     pairs: list[Pair] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    final: dict[str, Any] | None = None
+    """What was told when the probes were taken out."""
 
     def install(self, patches: Patches) -> None:
         """Hear which samples a loader hands out."""
@@ -84,7 +86,7 @@ class Probing(Listener):
 
     def forward_begins(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
         """The first call of a model under gradients makes its pairs."""
-        if not torch.is_grad_enabled() or any(pair.model is model for pair in self.pairs):
+        if self.final is not None or not torch.is_grad_enabled() or any(pair.model is model for pair in self.pairs):
             return
         objects = self.recorder.objects
         owners = dict.fromkeys(owner for p in model.parameters() for owner in objects.owners(p))
@@ -116,6 +118,8 @@ class Probing(Listener):
 
     def told(self) -> dict[str, Any]:
         """What the probes found and measured until now, as data for another process."""
+        if self.final is not None:
+            return self.final
         findings: list[Finding] = []
         parts: list[AnyPart] = []
         self._each(self.pairs, lambda probe: findings.extend(probe.findings()))
@@ -130,9 +134,15 @@ class Probing(Listener):
             )
         return {"findings": findings, "parts": parts}
 
+    def left_group(self) -> None:
+        """The process group ends: a DDP wrapper that outlives it can abort the process, so none is held any more."""
+        self.stop()
+
     def stop(self) -> None:
-        """Take all probes out."""
+        """Take all probes out, and let go of the models."""
         self._each(self.pairs, lambda probe: probe.detach())
+        self.final = self.told()
+        self.pairs.clear()
 
     def _each(self, pairs: Sequence[Pair], call: Callable[..., object]) -> None:
         """Call every probe that has not failed. What a probe raises is no fault of the script's, which must not see it."""

@@ -65,6 +65,9 @@ class Listener:
     def joined_group(self, rank: int, size: int) -> None:
         """This process is a rank now."""
 
+    def left_group(self) -> None:
+        """The process group is about to end."""
+
 
 @dataclass
 class Recorder:

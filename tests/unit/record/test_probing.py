@@ -58,9 +58,13 @@ def test_each_pair_of_a_gan_has_probes_of_its_own() -> None:
             first.step()
             told(fake).mean().backward()
             second.step()
+        seen.extend((pair.model is told, pair.updates) for pair in session.probing.pairs)
 
-    session = heard(Session(), loop)
-    assert [(pair.model is told, pair.updates) for pair in session.probing.pairs] == [(False, 3), (True, 3)]
+    seen: list[tuple[bool, int]] = []
+    session = Session()
+    heard(session, loop)
+    assert seen == [(False, 3), (True, 3)]
+    assert session.probing.pairs == [], "models are let go at the end"
     titles = [part.title for part in session.heard().measured["parts"]]
     losses = [part for part in session.heard().measured["parts"] if part.title.startswith("Loss")]
     assert [len(part.series[0].points) for part in losses] == [3, 3]

@@ -34,6 +34,7 @@ def install(patches: Patches, rec: Recorder) -> None:
             patches.wrap(owner, name, lambda original, name=name: _together(original, rec, name))  # type: ignore[misc]
     for owner in (dist, dist.distributed_c10d):
         patches.wrap(owner, "init_process_group", lambda original: _grouping(original, rec))
+        patches.wrap(owner, "destroy_process_group", lambda original: _leaving(original, rec))
 
 
 def _wrapping(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
@@ -121,3 +122,14 @@ def _grouping(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]
         return done
 
     return init_process_group
+
+
+def _leaving(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
+    def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+        if rec.hears:
+            with rec.safe:
+                for listener in rec.listeners:
+                    listener.left_group()
+        return original(*args, **kwargs)
+
+    return destroy_process_group

@@ -1,0 +1,122 @@
+"""Loops that other people's libraries run are heard, and are right where they are right."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from halfstep.events.vocabulary import Backward, Step
+
+DATA = """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(16, 4), torch.randint(0, 2, (16,)))
+loader = DataLoader(data, batch_size=2, shuffle=True)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+"""
+ACCELERATE = f"""{DATA}
+from accelerate import Accelerator
+
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for epoch in range(2):
+    for x, y in loader:
+        with accelerator.accumulate(model):
+            loss = nn.functional.cross_entropy(model(x), y)
+            accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+FABRIC = f"""{DATA}
+import warnings
+warnings.simplefilter("ignore")
+from lightning.fabric import Fabric
+
+fabric = Fabric(accelerator="cpu", devices=1)
+model, optimizer = fabric.setup(model, optimizer)
+loader = fabric.setup_dataloaders(loader)
+for epoch in range(2):
+    for x, y in loader:
+        optimizer.zero_grad()
+        fabric.backward(nn.functional.cross_entropy(model(x), y))
+        optimizer.step()
+"""
+TRAINER = """\
+import tempfile
+import torch
+from torch import nn
+from transformers import Trainer, TrainingArguments
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(4, 2)
+
+    def forward(self, x, labels):
+        scores = self.line(x)
+        return {"loss": nn.functional.cross_entropy(scores, labels), "logits": scores}
+
+
+rows = [{"x": torch.randn(4), "labels": torch.tensor(i % 2)} for i in range(16)]
+with tempfile.TemporaryDirectory() as folder:
+    asked = TrainingArguments(
+        folder, per_device_train_batch_size=2, gradient_accumulation_steps=2, num_train_epochs=2, use_cpu=True,
+        report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True, max_grad_norm=1.0,
+    )
+    Trainer(Model(), asked, train_dataset=rows).train()
+"""
+GAN = """\
+import torch
+from torch import nn
+
+G, D = nn.Linear(2, 4), nn.Linear(4, 1)
+opt_g, opt_d = torch.optim.Adam(G.parameters(), lr=1e-3), torch.optim.Adam(D.parameters(), lr=1e-3)
+criterion = nn.BCEWithLogitsLoss()
+for step in range(6):
+    real, fake = torch.randn(8, 4), G(torch.randn(8, 2))
+    opt_d.zero_grad()
+    (criterion(D(real), torch.ones(8, 1)) + criterion(D(fake.detach()), torch.zeros(8, 1))).backward()
+    opt_d.step()
+    opt_g.zero_grad()
+    criterion(D(fake), torch.ones(8, 1)).backward()
+    opt_g.step()
+"""
+
+
+def needs(*packages: str) -> pytest.MarkDecorator:
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"{', '.join(missing)} not installed")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("text", "steps", "backwards"),
+    [
+        pytest.param(ACCELERATE, 8, 16, marks=needs("accelerate"), id="accelerate"),
+        pytest.param(FABRIC, 16, 16, marks=needs("lightning"), id="fabric"),
+        pytest.param(TRAINER, 8, 16, marks=needs("transformers", "accelerate"), id="trainer"),
+        pytest.param(GAN, 12, 12, id="gan"),
+    ],
+)
+def test_a_right_loop_of_another_library_is_heard_and_has_no_fault(
+    run: Callable[..., Any], text: str, steps: int, backwards: int
+) -> None:
+    watched = run(text)
+    assert watched.ending.words == ""
+    assert [sum(isinstance(e, kind) for e in watched.events) for kind in (Step, Backward)] == [steps, backwards]
+    assert watched.findings("error", "warning") == []
+
+
+def test_a_gan_whose_discriminator_keeps_the_generators_gradients_is_found(run: Callable[..., Any]) -> None:
+    watched = run(GAN.replace("    opt_d.zero_grad()\n", ""))
+    assert "grad-zero-missing" in watched.rules()
