@@ -246,6 +246,14 @@ def cleared(story: Story, root: str) -> set[tuple[object, ...]]:
     return {alike(o) for trace in story.traces if trace.root == root for o in cleared_in(trace)}
 
 
+def known_to_clear(trace: Trace, story: Story, optimizer: Ref) -> bool:
+    """Whether some path clears an optimizer's gradients; where one line makes several, only what was heard of itself counts."""
+    twins = [other for other in optimizers(trace) if alike(other) == alike(optimizer)]
+    if len(twins) > 1:
+        return optimizer in cleared_in(trace)
+    return alike(optimizer) in cleared(story, trace.root) or cleared_elsewhere(trace, story, optimizer)
+
+
 def cleared_elsewhere(trace: Trace, story: Story, optimizer: Ref) -> bool:
     """Whether the text around an optimizer's step clears its gradients on a path that was not taken."""
     step = next((s.place for s in trace.of(Step) if s.optimizer == optimizer and s.place is not None), None)

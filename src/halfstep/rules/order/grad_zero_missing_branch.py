@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.findings.card import Card
 from halfstep.findings.finding import Found, Severity
-from halfstep.rules.listening import alike, cleared, cleared_elsewhere, cleared_in, optimizers, whole, windows
+from halfstep.rules.listening import cleared_in, known_to_clear, optimizers, whole, windows
 
 CARD = Card(
     code="HS302",
@@ -56,10 +56,9 @@ def train(model, loader, use_amp=False, epochs=2):
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """An optimizer that is cleared in some worlds but not in this one."""
-    anywhere = cleared(story, trace.root)
     here = cleared_in(trace)
     for optimizer in optimizers(trace):
-        known = alike(optimizer) in anywhere or cleared_elsewhere(trace, story, optimizer)
+        known = known_to_clear(trace, story, optimizer)
         if not known or optimizer in here or not whole(trace, optimizer) or trace.exception is not None:
             continue
         parts = [w for w in windows(trace, optimizer) if w.step is not None and w.backwards]
