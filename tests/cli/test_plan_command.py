@@ -93,6 +93,7 @@ def test_this_machine_is_planned_for_as_it_was_measured(capsys: pytest.CaptureFi
         memory_bytes=24 * 2**30,
         matmul_tflops=rates,
         efficiency={"fp32": 0.8, "bf16": 0.8},
+        convolutions=0.5,
         bandwidth_gbs=10.0,
         launch_us=5.0,
         measured="2026-11-29",

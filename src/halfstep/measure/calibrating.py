@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from halfstep.plan.time import Rates, estimate
 
 FORMATS = {Precision.FP32: Arithmetic.FP32, Precision.BF16: Arithmetic.BF16, Precision.FP16: Arithmetic.FP16}
 WIDTH, HEADS, BLOCKS, SEQUENCES, LENGTH = 512, 8, 2, 4, 128
+IMAGES, CHANNELS, SIDE = 4, 64, 28
 SMALL, LARGE = 1024, 1 << 24
 RUNS = 5
 
@@ -46,13 +48,16 @@ def calibrate(
     rates = {str(each): matmul_rate(device, FORMATS[each], budget_s=budget_s, elapsed=elapsed).value for each in precisions}
     bandwidth, launch_s = _bandwidth(device, elapsed), _launch_s(device, elapsed)
     reached = {name: _Reached(matmul=rate * 1e12, bandwidth=bandwidth, launch_s=launch_s) for name, rate in rates.items()}
+    efficiency = {str(each): _efficiency(device, each, reached[str(each)], elapsed) for each in precisions}
+    first = str(precisions[0])
     return Calibration(
         device=device_name(device),
         torch=str(torch.__version__),
         threads=torch.get_num_threads() if device.type == "cpu" else 0,
         memory_bytes=total_bytes(device) or 0,
         matmul_tflops=rates,
-        efficiency={str(each): _efficiency(device, each, reached[str(each)], elapsed) for each in precisions},
+        efficiency=efficiency,
+        convolutions=_convolution_rate(device, precisions[0], elapsed) / (rates[first] * efficiency[first] * 1e12),
         bandwidth_gbs=bandwidth / 1e9,
         launch_us=launch_s * 1e6,
         measured=date.today().isoformat(),
@@ -103,6 +108,25 @@ def _efficiency(device: torch.device, precision: Precision, reached: _Reached, e
     parts = estimate(_shape(), recipe, reached.rates()).parts
     products_s = parts["matrix products"] + parts["attention"]
     return min(1.0, products_s / max(measured_s - parts["memory traffic"], measured_s / 10))
+
+
+def _convolution_rate(device: torch.device, precision: Precision, elapsed: Elapsed) -> float:
+    """FLOP/s of the convolutions of a ResNet's bottleneck, forward and backward."""
+    layers = nn.Sequential(
+        nn.Conv2d(4 * CHANNELS, CHANNELS, 1, bias=False),
+        nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, bias=False),
+        nn.Conv2d(CHANNELS, 4 * CHANNELS, 1, bias=False),
+    ).to(device)
+    shape = (IMAGES, 4 * CHANNELS, SIDE, SIDE)
+    images = torch.linspace(-1, 1, math.prod(shape), device=device).view(shape).requires_grad_()
+
+    def update() -> None:
+        with _autocast(device, precision):
+            loss = layers(images).float().mean()
+        loss.backward()
+
+    weights = sum(weight.numel() for weight in layers.parameters())
+    return 3 * 2 * IMAGES * SIDE**2 * weights / _median_s(update, device, elapsed)
 
 
 def _shape() -> Transformer:

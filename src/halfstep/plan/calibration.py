@@ -34,6 +34,7 @@ class Calibration:
         memory_bytes: all memory of the device.
         matmul_tflops: TFLOP/s of large matrix products, by precision ("fp32", "bf16", "fp16", "bf16-pure").
         efficiency: share of that rate which the products of a real model's update reached, by precision.
+        convolutions: share of the rate of a model's products that convolutions reached.
         bandwidth_gbs: GB/s that elementwise work reached.
         launch_us: microseconds that a kernel takes to start.
         measured: the day, as 2026-11-29.
@@ -45,6 +46,7 @@ class Calibration:
     memory_bytes: int
     matmul_tflops: Mapping[str, float]
     efficiency: Mapping[str, float]
+    convolutions: float
     bandwidth_gbs: float
     launch_us: float
     measured: str
@@ -63,6 +65,7 @@ class Calibration:
             bandwidth=self.bandwidth_gbs * 1e9,
             link=self.bandwidth_gbs * 1e9 / 4,
             launch_s=self.launch_us * 1e-6,
+            convolutions=self.convolutions,
             full_width=1,
             spread=CALIBRATED_SPREAD,
         )
@@ -89,7 +92,8 @@ def _read(path: Path) -> Calibration | None:
     try:
         told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         calibration = Calibration(**{field.name: told[field.name] for field in fields(Calibration)})
-        numbers = [*calibration.matmul_tflops.values(), *calibration.efficiency.values(), calibration.bandwidth_gbs]
+        numbers = [*calibration.matmul_tflops.values(), *calibration.efficiency.values()]
+        numbers += [calibration.bandwidth_gbs, calibration.convolutions]
         sound = all(isinstance(number, (int, float)) and number > 0 for number in numbers)
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         return None

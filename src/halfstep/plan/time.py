@@ -87,6 +87,7 @@ class Rates:
         bandwidth: bytes a second of elementwise work.
         link: bytes a second of a collective within a machine.
         launch_s: seconds to launch one kernel.
+        convolutions: share of the rate of products that convolutions reach.
         full_width: width from which products of a model are large ones; narrower ones reach less.
         spread: share by which a compute-bound run on one machine may be faster or slower.
     """
@@ -96,6 +97,7 @@ class Rates:
     bandwidth: float
     link: float
     launch_s: float = LAUNCH_S
+    convolutions: float = CONVOLUTIONS
     full_width: int = WIDTH_OF_FULL_RATE
     spread: float = WIDE_SPREAD
 
@@ -209,7 +211,7 @@ def _transformer(model: Transformer, recipe: Recipe, rates: Rates) -> dict[str, 
 def _convolutions(model: Convnet, recipe: Recipe, rates: Rates) -> dict[str, float]:
     moved = PASSES * recipe.micro_batch * model.kept * recipe.compute_bytes
     flops = 3 * recipe.micro_batch * model.flops
-    return {"convolutions": flops / (rates.matmul * CONVOLUTIONS), "memory traffic": moved / rates.bandwidth}
+    return {"convolutions": flops / (rates.matmul * rates.convolutions), "memory traffic": moved / rates.bandwidth}
 
 
 def _launches(model: Model, recipe: Recipe) -> float:

@@ -19,6 +19,7 @@ CPU = Calibration(
     memory_bytes=24 * 2**30,
     matmul_tflops={"fp32": 0.2, "bf16": 0.4},
     efficiency={"fp32": 0.8, "bf16": 0.5},
+    convolutions=0.5,
     bandwidth_gbs=10.0,
     launch_us=5.0,
     measured="2026-11-29",
