@@ -248,8 +248,9 @@ def cleared(story: Story, root: str) -> set[tuple[object, ...]]:
 
 def known_to_clear(trace: Trace, story: Story, optimizer: Ref) -> bool:
     """Whether some path clears an optimizer's gradients; where one line makes several, only what was heard of itself counts."""
-    twins = [other for other in optimizers(trace) if alike(other) == alike(optimizer)]
-    if len(twins) > 1:
+    made = trace.made(optimizer)
+    others = (trace.made(other) for other in optimizers(trace) if other != optimizer)
+    if made is not None and any(other is not None and other.stack == made.stack for other in others):
         return optimizer in cleared_in(trace)
     return alike(optimizer) in cleared(story, trace.root) or cleared_elsewhere(trace, story, optimizer)
 
