@@ -20,7 +20,7 @@ from halfstep.engine import assembly
 from halfstep.measure.clock import interleaved_s
 from halfstep.measure.memory import peak_resident_bytes, reset_peak, resident_bytes
 
-WINDOW, MICRO_BATCH, ROUNDS = 8, 2, 9
+WINDOW, MICRO_BATCH = 8, 2
 SMALL = Shape(layers=2, width=64, heads=2, vocabulary=64)
 CPU = torch.device("cpu")
 
@@ -43,13 +43,13 @@ class Endless:
             yield from self.window
 
 
-def seconds() -> dict[str, list[float]]:
+def seconds(rounds: int) -> dict[str, list[float]]:
     """Seconds of an update in DDP, ours and Accelerate's in turn."""
     ours, window = gpt(CPU, micro_batch=MICRO_BATCH, window=WINDOW, shape=LARGER)
     theirs, _ = gpt(CPU, micro_batch=MICRO_BATCH, window=WINDOW, shape=LARGER)
     updates = engine_of(ours, "ddp").updates(Endless(window), epochs=None)
     works = {"halfstep": lambda: next(updates), "Accelerate": through_accelerate(theirs, window, cross_entropy)}
-    return interleaved_s(works, CPU, rounds=ROUNDS, warmup_rounds=3)
+    return interleaved_s(works, CPU, rounds=rounds, warmup_rounds=3)
 
 
 def collectives() -> dict[str, Any]:
@@ -104,7 +104,7 @@ def activations(micro_batch: int) -> int:
 
 
 WHAT = {
-    "seconds": seconds,
+    "seconds": lambda: seconds(int(sys.argv[2])),
     "collectives": collectives,
     "peak": lambda: peak(sys.argv[2], int(sys.argv[3])),
     "activations": lambda: activations(int(sys.argv[2])),

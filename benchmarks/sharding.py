@@ -1,0 +1,77 @@
+"""Two ranks on one machine, by DDP and in shards: `python -m benchmarks.sharding`.
+
+Every row is measured here; `benchmarks.on_ranks` is what runs on the ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import Any
+
+from benchmarks.harness import Goal, Row, main, ratio_row, skipped
+from halfstep._compat import accelerator_device
+from halfstep.measure.stats import summarize
+
+RANKS = 2
+MICRO_BATCH = 4
+RETURNED_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+"""Tells the C library to give large pieces of memory back, so that the operating system's count is that of tensors."""
+
+
+def on_ranks(*words: str, **variables: str) -> Any:
+    """What rank 0 found."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    done = subprocess.run([*command, "-m", "benchmarks.on_ranks", *words], capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def ddp(quick: bool) -> Iterable[Row]:
+    """An update of 42 M parameters in a window of 8, over gloo, and the collectives that it takes."""
+    what, goal = "DDP update, 2 ranks, window 8", Goal(bound=0.95)
+    if find_spec("accelerate") is None:
+        yield skipped(what, "Accelerate", "accelerate is not installed", goal)
+    else:
+        seconds = on_ranks("seconds", "3" if quick else "11")
+        yield ratio_row(what, "Accelerate", seconds["halfstep"], seconds["Accelerate"], goal=goal)
+    found = on_ranks("collectives")
+    counted = sum(found["collectives"].values())
+    yield Row(
+        what="collectives in a window of 8, 2 ranks",
+        against="buckets of gradients + 1",
+        figure=summarize([counted / (found["buckets"] + 1)], "x"),
+        goal=Goal(bound=1.0),
+        note=f"{counted} counted by the profiler ({found['collectives']}), {found['buckets']} buckets",
+    )
+
+
+def memory(quick: bool) -> Iterable[Row]:
+    """The most that a rank takes, against 16 bytes a parameter shared out and the activations of a micro-batch."""
+    parameters = on_ranks("parameters")
+    activations = on_ranks("activations", str(MICRO_BATCH), **RETURNED_AT_ONCE)
+    ideal = 16 * parameters / RANKS + activations
+    peaks = [on_ranks("peak", "zero3", str(MICRO_BATCH), **RETURNED_AT_ONCE) for _ in range(1 if quick else 3)]
+    yield Row(
+        what="memory of a rank, zero3 on 2 ranks, AdamW, 42 M parameters",
+        against="16 B x parameters / 2 + activations",
+        figure=summarize([peak / ideal for peak in peaks], "x"),
+        goal=Goal(bound=1.1),
+        note=(
+            f"{summarize([peak / 1e6 for peak in peaks], 'MB')} resident above what was there before the model, against "
+            f"16 x {parameters / 1e6:.1f} / 2 + {activations / 1e6:.0f} MB; {MICRO_BATCH} x 128 tokens in BF16; tied embeddings of "
+            "a tenth of the parameters, gathered whole, are in it"
+        ),
+    )
+
+
+BENCHMARKS = {"ddp": ddp, "memory": memory}
+
+if __name__ == "__main__":
+    sys.exit(main("Two ranks on one machine, by DDP and in shards.", BENCHMARKS, accelerator_device()))
