@@ -65,8 +65,8 @@ def memory(quick: bool) -> Iterable[Row]:
         goal=Goal(bound=1.1),
         note=(
             f"{summarize([peak / 1e6 for peak in peaks], 'MB')} resident above what was there before the model, against "
-            f"16 x {parameters / 1e6:.1f} / 2 + {activations / 1e6:.0f} MB; {MICRO_BATCH} x 128 tokens in BF16; tied embeddings of "
-            "a tenth of the parameters, gathered whole, are in it"
+            f"16 x {parameters / 1e6:.1f} / 2 + {activations / 1e6:.0f} MB; {MICRO_BATCH} x 128 tokens in BF16; tied "
+            "embeddings of a tenth of the parameters, gathered whole, are in it"
         ),
     )
 

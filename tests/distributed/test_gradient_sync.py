@@ -17,7 +17,7 @@ from distributed.conftest import Both
 from distributed.jobs import Deal, Job, assert_equals_one_process, batch_of, mine, trained
 from halfstep import Engine
 from halfstep.errors import ModelError
-from parity.by_hand import Batch, assert_bitwise, assert_near, samples, state, tiny_model, weighted_loss
+from parity.by_hand import Batch, assert_bitwise, assert_near, cut, samples, state, tiny_model, weighted_loss
 
 RAGGED = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0, 5.0, 3.0, 5.0, 8.0]
 DEAL: Deal = [[[0, 1], [2], [3]], [[4], [5, 6]]]
@@ -81,6 +81,27 @@ def test_the_number_of_collectives_does_not_depend_on_the_number_of_micro_batche
     short: Deal = [[[0, 1]], [[5]]]
     for counts in both(collectives, [DEAL, DEAL, DEAL, long, short], given):
         assert [dict(count) for count in counts[-2:]] == [{"gloo:all_reduce": wanted}] * 2
+
+
+def collectives_of_updates() -> list[Counter[str]]:
+    """The collectives of each window that is read from a loader."""
+    model = tiny_model()
+    engine = Engine(model, SGD(model.parameters(), lr=0.1), loss=weighted_loss, precision="fp32", accumulate=3)
+    updates = engine.updates(cut(samples(16), [1] * 16)[dist.get_rank() :])
+    counts = []
+    while True:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            update = next(updates, None)
+        counts.append(Counter(event.name for event in profile.events() if event.name.startswith("gloo:")))
+        if update is None:
+            return counts
+
+
+def test_a_window_that_is_read_from_a_loader_takes_one_collective_beside_its_buckets(both: Both) -> None:
+    """Whether anybody has more data goes with loss and weight; the model is one bucket."""
+    for counts in both(collectives_of_updates):
+        assert len(counts) == 7, "six updates, of which rank 1 has no data for the last, and the end"
+        assert [dict(count) for count in counts[3:5]] == [{"gloo:all_reduce": 2}] * 2
 
 
 class Watched(nn.Module):

@@ -48,6 +48,18 @@ class Pending:
         return self.tensor
 
 
+class Vote:
+    """Which of some flags are set on any rank.
+
+    Between hosts that are the devices too, it waits for the window's sums and goes with them: a collective less.
+    """
+
+    def __init__(self, flags: Sequence[bool]) -> None:
+        self.values = [float(flag) for flag in flags]
+        self.pending: Pending | None = None
+        """What the ranks made of it, once it is under way."""
+
+
 class Group:
     """All ranks of a run. A group of one does nothing and costs nothing.
 
@@ -64,11 +76,36 @@ class Group:
         """Whether there is no other rank."""
         self._control, self._device = control, device
         self._steps: Any = None
+        self._waiting: Vote | None = None
         self._wrappers: WeakSet[DistributedDataParallel] = WeakSet()
 
     def start_sum(self, tensor: torch.Tensor) -> Pending:
-        """Start to sum `tensor` over the ranks, in place, on the device's own backend."""
-        return Pending(tensor) if self.alone else Pending(tensor, dist.all_reduce(tensor, async_op=True))
+        """Start to sum `tensor`, a vector, over the ranks on the device's own backend, with a vote that waits to go along."""
+        if self.alone:
+            return Pending(tensor)
+        vote, self._waiting = self._waiting, None
+        if vote is None:
+            return Pending(tensor, dist.all_reduce(tensor, async_op=True))
+        both = torch.cat([tensor, torch.tensor(vote.values, dtype=tensor.dtype)])
+        work = dist.all_reduce(both, async_op=True)
+        vote.pending = Pending(both[len(tensor) :], work)
+        return Pending(both[: len(tensor)], work)
+
+    def cast(self, *flags: bool) -> Vote:
+        """Cast a vote, which `count` counts; every rank does both, with at most one sum in between."""
+        vote = Vote(flags)
+        if self.alone or (self._device is not None and self._device.type == "cpu"):
+            self._waiting = vote
+        else:
+            vote.pending = self.start_max(vote.values)
+        return vote
+
+    def count(self, vote: Vote) -> list[bool]:
+        """Which flags were set on any rank."""
+        if vote.pending is None:
+            self._waiting = None
+            vote.pending = self.start_max(vote.values)
+        return [value > 0 for value in vote.pending.wait().tolist()]
 
     def start_largest(self, tensor: torch.Tensor) -> Pending:
         """Start to take the largest of each element over the ranks, in place, on the device's own backend."""

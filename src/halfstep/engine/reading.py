@@ -10,7 +10,7 @@ from typing import Any
 from halfstep.config.choice import Choice
 from halfstep.config.options import Tail
 from halfstep.distributed import Group
-from halfstep.distributed.group import Pending
+from halfstep.distributed.group import Vote
 from halfstep.distributed.sharing import seed_of, share_out
 from halfstep.engine.position import Position, Start, draws_here, generators_of, start_of
 from halfstep.engine.randomness import HostStates, generator_states, host_randomness, host_states
@@ -217,7 +217,7 @@ class Windows:
         self.drawn: HostStates | None = None
         """The host's generators before the next window's first micro-batch was read, where reading may draw."""
         self._ahead: Any = _END
-        self._vote: Pending | None = None
+        self._vote: Vote | None = None
         self.read = 0
         """Micro-batches given out so far."""
         self.given = 0
@@ -267,14 +267,14 @@ class Windows:
         self._ahead = next(self._batches, _END)
 
     def _cast_vote(self) -> None:
-        has = float(self._ahead is not _END)
-        self._vote = None if self._group.alone else self._group.start_max([has, 1.0 - has])
+        has = self._ahead is not _END
+        self._vote = None if self._group.alone else self._group.cast(has, not has)
 
     def _counted(self) -> tuple[bool, bool]:
         if self._vote is None:
             return self._ahead is not _END, True
-        anybody, somebody_is_missing = self._vote.wait().tolist()
-        return bool(anybody), not somebody_is_missing
+        anybody, somebody_is_missing = self._group.count(self._vote)
+        return anybody, not somebody_is_missing
 
 
 def _full_windows(batches: Iterator[Any], size: int) -> Iterator[Any]:
