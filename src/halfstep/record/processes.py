@@ -12,6 +12,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -61,7 +62,8 @@ class Writer(Listener):
                 self.write("it was ended from outside", LATEST)
                 written = heard
             elif heard != before:
-                (self.folder / f"{self.name}.alive").touch()
+                with suppress(FileNotFoundError):  # another rank has reported and taken the folder away
+                    (self.folder / f"{self.name}.alive").touch()
             before = heard
 
     def end(self, words: str = "") -> None:
@@ -178,7 +180,10 @@ def reporting(folder: Path, rank: int, size: int) -> bool:
     awaited = {str(r) for r in range(size)} - {str(rank)} if rank == 0 else {"0"}
     seen, since = 0.0, time.monotonic()
     while not all((folder / f"{name}{FINAL}").exists() for name in awaited):
-        news = max((path.stat().st_mtime for path in folder.iterdir()), default=0.0)
+        try:
+            news = max((path.stat().st_mtime for path in folder.iterdir()), default=0.0)
+        except FileNotFoundError:
+            return False  # another rank has reported and taken the folder away
         if news > seen:
             seen, since = news, time.monotonic()
         if time.monotonic() - since > PATIENCE_S:
@@ -193,6 +198,6 @@ def reporting(folder: Path, rank: int, size: int) -> bool:
 def _claimed(folder: Path) -> bool:
     try:
         (folder / CLAIM).touch(exist_ok=False)
-    except FileExistsError:
+    except (FileExistsError, FileNotFoundError):
         return False
     return True

@@ -10,7 +10,7 @@ from html import escape as escaped
 from halfstep.findings.finding import Finding, Severity
 from halfstep.findings.registry import find_card
 from halfstep.report.html_figure import figure
-from halfstep.report.html_page import Fact, Section, chip, code, folded, page, paragraph
+from halfstep.report.html_page import Fact, Section, chip, code, folded, inline, page, paragraph
 from halfstep.report.parts import AnyPart, Lines
 
 CONTEXT_LINES = 3
@@ -70,7 +70,7 @@ def finding_card(finding: Finding, sources: Mapping[str, str]) -> str:
     card = find_card(finding.rule)
     known = finding.line > 0
     where = f"{finding.path}:{finding.line}" if known else "place unknown"
-    head = f"{chip(finding.severity.value, finding.severity.value)}<h3>{escaped(card.what)}</h3>"
+    head = f"{chip(finding.severity.value, finding.severity.value)}<h3>{inline(card.what)}</h3>"
     return (
         f'<article class="finding is-{finding.severity.value}"><header>{head}</header>{paragraph(finding.message)}'
         f'<p class="soft">{escaped(where)} · {escaped(finding.rule)} ({escaped(finding.code)})</p>'

@@ -11,7 +11,7 @@ from halfstep.report.parts import AnyPart, Bars, Heat, Lines, Series, Table
 
 WIDTH, HEIGHT = 1000.0, 300.0
 NUM_COLOURS = 6
-PINS_APART = 0.06
+PINS_APART = 0.12
 MOST_ROWS = 40
 
 
@@ -92,13 +92,16 @@ class _Axes:
 
 def _lines(part: Lines) -> str:
     axes = _Axes(part)
+    stretches = _stretches(axes, part.series)
+    bands = _bands(stretches)
     rules = "".join(f'<line class="rule" x1="0" x2="{WIDTH:g}" y1="{y:g}" y2="{y:g}"/>' for y in (0, HEIGHT / 2))
     marks = "".join(_mark(axes.share_x(mark.x), mark.text) for mark in part.marks if axes.left <= mark.x <= axes.right)
     paths = "".join(_path(axes, series, index) for index, series in enumerate(part.series))
-    area = f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" preserveAspectRatio="none" aria-hidden="true">{rules}{marks}{paths}</svg>'
+    box = f'viewBox="0 0 {WIDTH:g} {HEIGHT:g}" preserveAspectRatio="none" aria-hidden="true"'
+    area = f"<svg {box}>{rules}{bands}{marks}{paths}</svg>"
     ys = "".join(f"<span>{escaped(label)}</span>" for label in axes.labels())
     xs = f"<span>{number(axes.left)}</span><span>{escaped(part.x)}</span><span>{number(axes.right)}</span>"
-    pins = _pins(axes, part.series)
+    pins = _pins(stretches)
     plot = f'<div class="y">{ys}</div><div class="area">{area}{pins}</div><div class="x">{xs}</div>'
     return f'<div class="plot">{plot}</div>{_legend(part)}'
 
@@ -122,20 +125,39 @@ def _path(axes: _Axes, series: Series, index: int) -> str:
     return f'<path class="series s{index % NUM_COLOURS}" d="{"".join(steps)}"><title>{escaped(series.name)}</title></path>'
 
 
-def _pins(axes: _Axes, lines: Sequence[Series]) -> str:
-    """The word NaN or infinity over values that are one, as far as there is room; the legend counts all."""
-    bad = [(x, y) for series in lines for x, y in series.points if not math.isfinite(y)]
+def _stretches(axes: _Axes, lines: Sequence[Series]) -> list[tuple[float, float, str]]:
+    """From where to where values are not finite without a break, as shares of the width, and the word for the first."""
+    found = []
+    for series in lines:
+        begun: tuple[float, float, str] | None = None
+        for x, y in series.points:
+            share = axes.share_x(x)
+            if math.isfinite(y):
+                begun = None
+            elif begun is None:
+                begun = (share, share, "NaN" if math.isnan(y) else "inf")
+                found.append(begun)
+            else:
+                begun = found[-1] = (begun[0], share, begun[2])
+    return sorted(found)
+
+
+def _bands(stretches: Sequence[tuple[float, float, str]]) -> str:
+    return "".join(
+        f'<rect class="band" x="{left * WIDTH:.1f}" y="0" width="{(right - left) * WIDTH:.1f}" height="{HEIGHT:g}"/>'
+        for left, right, _ in stretches
+        if right > left
+    )
+
+
+def _pins(stretches: Sequence[tuple[float, float, str]]) -> str:
+    """The word NaN or infinity over the beginning of each stretch, as far as there is room; the legend counts all values."""
     pins, last = [], -1.0
-    for x, y in sorted(bad, key=lambda point: point[0]):
-        if axes.share_x(x) - last >= PINS_APART:
-            last = axes.share_x(x)
-            pins.append(_pin(last, x, y))
+    for left, _, word in stretches:
+        if left - last >= PINS_APART:
+            last = left
+            pins.append(f'<span class="pin" style="left:{left:.2%}">{word}</span>')
     return "".join(pins)
-
-
-def _pin(share: float, x: float, y: float) -> str:
-    word = "NaN" if math.isnan(y) else "inf"
-    return f'<span class="pin" style="left:{share:.2%}" title="{escaped(number(x))}">{word}</span>'
 
 
 def _legend(part: Lines) -> str:

@@ -47,7 +47,7 @@ def page(title: str, *, lead: str, facts: Sequence[Fact] = (), sections: Iterabl
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta name="color-scheme" content="light dark"><title>{escaped(title)}</title><style>{style()}</style></head>\n'
-        f'<body><header><h1>{escaped(title)}</h1><p class="lead">{escaped(lead)}</p></header>{glance}\n'
+        f'<body><header><h1>{escaped(title)}</h1><p class="lead">{inline(lead)}</p></header>{glance}\n'
         f"<main>{body}</main>\n<footer>halfstep {__version__}. This page is one file and asks nothing of the network. "
         f"A value that nobody measured is shown as unknown; NaN is shown as NaN.</footer></body></html>\n"
     )
@@ -58,10 +58,15 @@ def style() -> str:
     return files("halfstep.report").joinpath("page.css").read_text(encoding="utf-8")
 
 
-def paragraph(text: str) -> str:
-    """A paragraph; text between backticks is code."""
+def inline(text: str) -> str:
+    """Text in a line; what stands between backticks is code."""
     parts = escaped(text, quote=False).split("`")
-    return "<p>" + "".join(f"<code>{part}</code>" if odd % 2 else part for odd, part in enumerate(parts)) + "</p>"
+    return "".join(f"<code>{part}</code>" if odd % 2 else part for odd, part in enumerate(parts))
+
+
+def paragraph(text: str) -> str:
+    """A paragraph; what stands between backticks is code."""
+    return f"<p>{inline(text)}</p>"
 
 
 def chip(text: str, kind: str) -> str:

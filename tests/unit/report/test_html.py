@@ -118,6 +118,13 @@ def test_values_that_are_not_finite_break_the_line_and_are_named() -> None:
     assert "skipped (1)" in drawn
 
 
+def test_a_stretch_of_nan_is_one_band_with_one_word_however_long() -> None:
+    points = tuple((float(n), NAN if 20 <= n < 60 else 1.0) for n in range(100))
+    drawn = figure(Lines(title="Loss", series=(Series(name="loss", points=points),)))
+    assert re.findall(r'class="band" x="([\d.]+)" y="0" width="([\d.]+)"', drawn) == [("202.0", "393.9")]
+    assert re.findall(r'class="pin"[^>]*>(\w+)<', drawn) == ["NaN"]
+
+
 def test_a_heat_map_tells_nan_from_unknown() -> None:
     drawn = figure(HEAT)
     assert drawn.count('class="cell"') == 1
