@@ -97,6 +97,17 @@ def test_a_logarithm_of_zero_in_the_loss_is_the_losss() -> None:
     assert (probe.first.phase, probe.first.op) == (Phase.LOSS, "LogBackward0")
 
 
+def test_a_square_in_fp16_outside_of_autocast_is_told_with_the_value_it_should_have() -> None:
+    model = mlp()
+    model[2].bias.data.fill_(300.0)
+    probe = watched(Numbers(), model, pairs(1), dtype=torch.float16, loss=lambda output, _: (output.half() ** 2).mean())
+    (finding,) = probe.findings()
+    assert finding.rule == "amp-loss-half-reduction"
+    assert (
+        "the loss (PowBackward0) is the first value that is not finite: `PowBackward0` in FP16 should give 9" in finding.message
+    )
+
+
 def test_an_activation_beyond_fp16_is_told_with_its_size() -> None:
     model = mlp()
     model[0].bias.data.fill_(6e4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from halfstep.record.probes.origin import Origin, Phase
 from halfstep.rules.measured import numbers as cards
 from halfstep.rules.numbers.amp_fp16_eps import CARD as FP16_EPS
 from halfstep.rules.numbers.amp_fp16_mask_overflow import CARD as FP16_MASK
+from halfstep.rules.numbers.amp_loss_half_reduction import CARD as HALF_LOSS
 
 FP16_LARGEST = 65504.0
 FP16_ROUNDS_TO_ZERO = 2.0**-25
@@ -95,15 +97,17 @@ def beyond_the_scale(origin: Origin) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossOperation:
-    """The autograd node of a loss that divides by zero or takes its logarithm.
+    """The autograd node of a loss that divides by zero, takes its logarithm, or leaves FP16's range.
 
     Attributes:
         name: of the node, such as `LogBackward0`; empty where none was seen.
         guarded: whether it does so in FP16 although something was added, which FP16 rounded away.
+        beyond_fp16: the value that a power in FP16 should have had; None where no such power was seen.
     """
 
     name: str = ""
     guarded: bool = False
+    beyond_fp16: float | None = None
 
 
 def loss_operation(loss: Tensor) -> LossOperation:
@@ -118,8 +122,17 @@ def loss_operation(loss: Tensor) -> LossOperation:
             guard = node.next_functions[-1][0]
             added = guard is not None and guard.name().startswith(("Add", "Clamp"))
             return LossOperation(name=node.name(), guarded=added and kept.dtype is torch.float16)
+        power = _power_in_fp16(node) if node.name() == "PowBackward0" else 0.0
+        if power > FP16_LARGEST:
+            return LossOperation(name=node.name(), beyond_fp16=power)
         nodes.extend(following for following, _ in node.next_functions)
     return LossOperation()
+
+
+def _power_in_fp16(node: Any) -> float:
+    """The greatest magnitude that a power should have given; 0 where it was not computed in FP16."""
+    kept: Tensor = node._saved_self
+    return float(kept.abs().max()) ** float(node._saved_exponent) if kept.dtype is torch.float16 and kept.numel() else 0.0
 
 
 def _constant(operation: Operation) -> Cause | None:
@@ -155,6 +168,9 @@ def _computed(origin: Origin, scale: float | None) -> Cause:
         return Cause(card=cards.LOG_OR_DIVISION, because=f"`{origin.op}`{zeros} is not finite in FP32 either")
     if origin.phase is Phase.LOSS and origin.guarded:
         return Cause(card=FP16_EPS, because=f"what guards `{origin.op}` is zero in FP16, which ends at 6e-8")
+    if origin.phase is Phase.LOSS and origin.beyond_fp16 is not None:
+        told = f"`{origin.op}` in FP16 should give {origin.beyond_fp16:.3g}, FP16 ends at 65504"
+        return Cause(card=HALF_LOSS, because=told)
     if origin.phase is Phase.LOSS and origin.op:
         return Cause(card=cards.LOG_OR_DIVISION, because=f"the loss takes `{origin.op}` of zero or of what is not finite")
     return Cause(card=cards.NOT_FINITE, because=origin.detail or "its inputs are finite")

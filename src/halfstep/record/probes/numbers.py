@@ -103,7 +103,8 @@ class Numbers(Probe):
         except (RuntimeError, NotImplementedError) as error:  # what the model raises when it is called once more
             origin = Origin(phase=Phase.UNKNOWN, detail=f"the micro-batch could not be run again ({error})")
         if origin.phase is Phase.LOSS:
-            origin = replace(origin, op=self._losses.operation.name, guarded=self._losses.operation.guarded)
+            seen = self._losses.operation
+            origin = replace(origin, op=seen.name, guarded=seen.guarded, beyond_fp16=seen.beyond_fp16)
         self._origin = origin
         harmless = origin.phase in NOWHERE or (self._scaler is not None and beyond_the_scale(origin))
         if self._evidence is not None and not harmless:

@@ -43,6 +43,7 @@ class Origin:
         sample_ids: the samples of that micro-batch, where the loader told.
         loss_is_finite: whether backward began from a finite loss; None where that was not heard.
         guarded: whether the operation of the loss divides by a guard that FP16 rounded to zero.
+        beyond_fp16: what an operation of the loss should have given where FP16 does not hold it.
         detail: which input, weight or row, or why nothing was found.
         operation: all that is known of the operation; None where there is none.
     """
@@ -56,6 +57,7 @@ class Origin:
     sample_ids: tuple[int, ...] = ()
     loss_is_finite: bool | None = None
     guarded: bool = False
+    beyond_fp16: float | None = None
     detail: str = ""
     operation: Operation | None = None
 
