@@ -131,7 +131,7 @@ def loss_operation(loss: Tensor) -> LossOperation:
 
 def _power_in_fp16(node: Any) -> float:
     """The greatest magnitude that a power should have given; 0 where it was not computed in FP16."""
-    kept: Tensor = node._saved_self
+    kept: Tensor = node._saved_self.detach()
     return float(kept.abs().max()) ** float(node._saved_exponent) if kept.dtype is torch.float16 and kept.numel() else 0.0
 
 
