@@ -114,9 +114,11 @@ def _of_call(model: nn.Module, call: Call, device: torch.device) -> Origin | Non
         blamed = _in_forward(flow, outputs, call)
         if blamed is not None:
             return blamed
+        if call.loss_is_finite is False:
+            return Origin(phase=Phase.LOSS, detail="the model's outputs are finite")
         gradients = _usable(outputs, call)
         if not gradients:
-            return _nothing(call)
+            return Origin(phase=Phase.UNKNOWN, detail=call.dropped) if call.dropped else None
         with flow:
             found = _backward(module, outputs, gradients)
     return _in_backward(flow, found, call)
@@ -177,13 +179,6 @@ def _row(name: str, tensor: Tensor) -> str:
 def _usable(outputs: Mapping[str, Tensor], call: Call) -> dict[str, Tensor]:
     kept = call.output_gradients
     return {name: kept[name] for name, tensor in outputs.items() if name in kept and tensor.requires_grad}
-
-
-def _nothing(call: Call) -> Origin | None:
-    """No gradient came to any output: with a bad loss it is the loss, else there is nothing to say of this call."""
-    if call.loss_is_finite is False:
-        return Origin(phase=Phase.LOSS, detail="the model's outputs are finite")
-    return Origin(phase=Phase.UNKNOWN, detail=call.dropped) if call.dropped else None
 
 
 def _backward(module: nn.Module, outputs: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> list[Tensor]:
