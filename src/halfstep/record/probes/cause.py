@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,6 +39,7 @@ NODES = (
     "Std",
     "Cdist",
 )
+REDUCTIONS = ("Sum", "Mean", "Pow")
 SAVED = {
     "LogBackward0": "self",
     "Log2Backward0": "self",
@@ -102,17 +102,18 @@ class LossOperation:
     Attributes:
         name: of the node, such as `LogBackward0`; empty where none was seen.
         guarded: whether it does so in FP16 although something was added, which FP16 rounded away.
-        beyond_fp16: the value that a power in FP16 should have had; None where no such power was seen.
+        in_fp16: whether it is a sum, mean or power that is computed in FP16, and so ends at 65504.
     """
 
     name: str = ""
     guarded: bool = False
-    beyond_fp16: float | None = None
+    in_fp16: bool = False
 
 
 def loss_operation(loss: Tensor) -> LossOperation:
-    """The one that is nearest to a loss that is not finite."""
+    """The one that is nearest to a loss that is not finite; what lies behind a loss of torch's own is the model's."""
     nodes, seen = [loss.grad_fn], 0
+    overflown = bool(torch.isinf(loss.detach()).any())
     while nodes and seen < 64:
         node, seen = nodes.pop(0), seen + 1
         if node is None:
@@ -122,17 +123,12 @@ def loss_operation(loss: Tensor) -> LossOperation:
             guard = node.next_functions[-1][0]
             added = guard is not None and guard.name().startswith(("Add", "Clamp"))
             return LossOperation(name=node.name(), guarded=added and kept.dtype is torch.float16)
-        power = _power_in_fp16(node) if node.name() == "PowBackward0" else 0.0
-        if power > FP16_LARGEST:
-            return LossOperation(name=node.name(), beyond_fp16=power)
+        if overflown and node.name().startswith(REDUCTIONS) and node._input_metadata[0].dtype is torch.float16:
+            return LossOperation(name=node.name(), in_fp16=True)
+        if "Loss" in node.name():
+            break
         nodes.extend(following for following, _ in node.next_functions)
     return LossOperation()
-
-
-def _power_in_fp16(node: Any) -> float:
-    """The greatest magnitude that a power should have given; 0 where it was not computed in FP16."""
-    kept: Tensor = node._saved_self.detach()
-    return float(kept.abs().max()) ** float(node._saved_exponent) if kept.dtype is torch.float16 and kept.numel() else 0.0
 
 
 def _constant(operation: Operation) -> Cause | None:
@@ -168,9 +164,8 @@ def _computed(origin: Origin, scale: float | None) -> Cause:
         return Cause(card=cards.LOG_OR_DIVISION, because=f"`{origin.op}`{zeros} is not finite in FP32 either")
     if origin.phase is Phase.LOSS and origin.guarded:
         return Cause(card=FP16_EPS, because=f"what guards `{origin.op}` is zero in FP16, which ends at 6e-8")
-    if origin.phase is Phase.LOSS and origin.beyond_fp16 is not None:
-        told = f"`{origin.op}` in FP16 should give {origin.beyond_fp16:.3g}, FP16 ends at 65504"
-        return Cause(card=HALF_LOSS, because=told)
+    if origin.phase is Phase.LOSS and origin.in_fp16:
+        return Cause(card=HALF_LOSS, because=f"`{origin.op}` is computed in FP16, which ends at 65504")
     if origin.phase is Phase.LOSS and origin.op:
         return Cause(card=cards.LOG_OR_DIVISION, because=f"the loss takes `{origin.op}` of zero or of what is not finite")
     return Cause(card=cards.NOT_FINITE, because=origin.detail or "its inputs are finite")

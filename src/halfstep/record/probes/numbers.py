@@ -104,7 +104,7 @@ class Numbers(Probe):
             origin = Origin(phase=Phase.UNKNOWN, detail=f"the micro-batch could not be run again ({error})")
         if origin.phase is Phase.LOSS:
             seen = self._losses.operation
-            origin = replace(origin, op=seen.name, guarded=seen.guarded, beyond_fp16=seen.beyond_fp16)
+            origin = replace(origin, op=seen.name, guarded=seen.guarded, in_fp16=seen.in_fp16)
         self._origin = origin
         harmless = origin.phase in NOWHERE or (self._scaler is not None and beyond_the_scale(origin))
         if self._evidence is not None and not harmless:

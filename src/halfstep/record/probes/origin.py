@@ -43,7 +43,7 @@ class Origin:
         sample_ids: the samples of that micro-batch, where the loader told.
         loss_is_finite: whether backward began from a finite loss; None where that was not heard.
         guarded: whether the operation of the loss divides by a guard that FP16 rounded to zero.
-        beyond_fp16: what an operation of the loss should have given where FP16 does not hold it.
+        in_fp16: whether the operation of the loss is a sum, mean or power in FP16.
         detail: which input, weight or row, or why nothing was found.
         operation: all that is known of the operation; None where there is none.
     """
@@ -57,7 +57,7 @@ class Origin:
     sample_ids: tuple[int, ...] = ()
     loss_is_finite: bool | None = None
     guarded: bool = False
-    beyond_fp16: float | None = None
+    in_fp16: bool = False
     detail: str = ""
     operation: Operation | None = None
 
