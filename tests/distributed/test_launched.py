@@ -106,3 +106,16 @@ def test_torchrun_ends_when_one_rank_fails(tmp_path: Path) -> None:
     assert code == 1
     assert "ValueError: sample 17 has no label" in words
     assert "terminate called" not in words
+
+
+def test_a_rank_that_dies_is_restarted_and_the_run_goes_on_bitwise(tmp_path: Path) -> None:
+    script, told = SCRIPT.with_name("restarted.py"), {}
+    for name, kill in (("whole", "0"), ("killed", "5")):
+        (tmp_path / name).mkdir()
+        words = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", str(script), str(tmp_path / name), kill]
+        [(code, said)] = end([torchrun(*words)])
+        assert code == 0, said
+        told[name] = [(tmp_path / name / f"rank-{rank}.txt").read_text() for rank in (0, 1)]
+    digest = told["whole"][0].split()[-1]
+    assert told["whole"] == [f" {digest}"] * 2
+    assert told["killed"] == [f"5 {digest}"] * 2

@@ -126,7 +126,7 @@ def _optimizer(optimizer: Optimizer, names: Mapping[torch.Tensor, str]) -> tuple
     for parameter, name in names.items():
         small = kept[name] = {}
         for key, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, torch.Tensor) and (value.numel() > 1 or isinstance(value, DTensor)):
+            if isinstance(value, torch.Tensor) and (value.numel() > 1 or value.shape == parameter.shape):
                 tensors[f"{name}.{key}"] = value
                 small[key] = {"stored": f"{name}.{key}", "on_host": value.device.type == "cpu"}
             else:

@@ -31,7 +31,7 @@ from torch.futures import Future
 
 from halfstep.checkpoint.disk import sync_folder, writing
 from halfstep.checkpoint.manifest import Chunk, File, Manifest, Stored, write_manifest
-from halfstep.checkpoint.tensor_file import DTYPES, NAMES, Written, read_tensor, write_tensors
+from halfstep.checkpoint.tensor_file import DTYPES, NAMES, Written, bytes_of, read_tensor, write_tensors
 
 Buffers = dict[MetadataIndex, torch.Tensor]
 """Copies on the host of this rank's parts, kept from one checkpoint to the next."""
@@ -76,6 +76,10 @@ def _copy(tensor: torch.Tensor | io.BytesIO, buffer: torch.Tensor | None) -> tor
     assert isinstance(tensor, torch.Tensor)
     if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
         buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    if tensor.device.type == "cpu" and tensor.is_contiguous():
+        # one thread: torch's copy waits for threads that another program may keep from running (17 times slower then)
+        bytes_of(buffer)[:] = bytes_of(tensor)
+        return buffer
     return buffer.copy_(tensor.detach())
 
 

@@ -52,6 +52,11 @@ def launch_name() -> str | None:
     return "-".join(os.environ.get(part, "") for part in parts)
 
 
+def restarts() -> int:
+    """How often torchrun has started the ranks again."""
+    return _number("TORCHELASTIC_RESTART_COUNT", 0)
+
+
 def _number(name: str, default: int) -> int:
     text = os.environ.get(name, "")
     if not text:

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from halfstep._compat import accelerator_device
 from halfstep.distributed.buckets import copy_from_first, sum_over_ranks
-from halfstep.distributed.env import World, world
+from halfstep.distributed.env import World, restarts, world
 from halfstep.distributed.failure import explain
 from halfstep.errors import DeviceError
 
@@ -259,7 +259,13 @@ def _group_of_hosts(device: torch.device | None) -> Any:
 def _start(device: torch.device) -> None:
     if device.type != "cpu":
         torch.get_device_module(device).set_device(device)
-    dist.init_process_group(dist.get_default_backend_for_device(device.type))
+    from torch.distributed.distributed_c10d import PrefixStore  # only there where torch has process groups
+    from torch.distributed.rendezvous import rendezvous
+
+    store, rank, size = next(rendezvous("env://"))
+    # torchrun's store outlives the ranks (torch 2.13), and gloo would look for those that have died where they were
+    store = PrefixStore(f"attempt {restarts()}", store)
+    dist.init_process_group(dist.get_default_backend_for_device(device.type), store=store, rank=rank, world_size=size)
     atexit.register(_end)
 
 
