@@ -88,6 +88,21 @@ def restore(engine: Engine, folder: Path, manifest: Manifest) -> Any:
     return decode(small["extra"], engine.device)
 
 
+def restore_module(module: nn.Module, folder: Path, manifest: Manifest, *, averaged: bool) -> None:
+    """Put saved weights into a model by itself, or the averaged ones into their average, whatever layout they were saved in.
+
+    Raises:
+        CheckpointError: the checkpoint is not of this model.
+    """
+    prefix = "average" if averaged else "model"
+    parameters, buffers = _named(module, prefix)
+    targets = {**{name: tensor.detach() for name, tensor in parameters.items()}, **_of_rank(buffers, 0)}
+    missing = sorted(targets.keys() - manifest.tensors.keys())
+    if missing:
+        raise CheckpointError(f"{folder} does not hold the model's `{missing[0]}`.")
+    load(folder, manifest, targets)
+
+
 def model_tensors(engine: Engine) -> tuple[Tensors, Tensors]:
     """Parameters and buffers of the model and its average; parameters are the same on all ranks, or sharded over them."""
     parameters, buffers = _named(engine.module, "model")

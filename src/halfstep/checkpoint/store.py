@@ -21,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from torch import nn
+
 from halfstep.checkpoint import state
 from halfstep.checkpoint.disk import writing
 from halfstep.checkpoint.lock import lock
@@ -134,6 +136,29 @@ class Checkpoints:
         if engine.group.rank == 0:
             self._leave_later(chosen)
         return Restored(update=manifest.update, ranks=manifest.ranks, extra=extra, folder=folder)
+
+    def load_weights(self, module: nn.Module, update: int | None = None, *, averaged: bool = False) -> Path:
+        """Put the weights alone of a checkpoint into a model, in one process, whatever number of ranks saved it.
+
+        The folder may be in use by the run that saves there.
+
+        Args:
+            module: the model, or with `averaged` its `AveragedModel`.
+            update: the update after which it was saved. None for the newest.
+            averaged: whether the averaged weights are wanted.
+
+        Returns:
+            The checkpoint's folder.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged or of another model.
+        """
+        chosen = self._choose(update)
+        if chosen is None:
+            raise CheckpointError(f"{self.folder} holds no checkpoint.")
+        folder = self._path(chosen)
+        state.restore_module(module, folder, read_manifest(folder), averaged=averaged)
+        return folder
 
     def wait(self) -> None:
         """Wait until the last checkpoint is on the disk.

@@ -27,6 +27,7 @@ examples:
   halfstep train run.toml --run runs/first              as the file says
   halfstep train run.toml --print-config                what would be run, and why each value is what it is
   halfstep train --resume runs/first                    goes on where that run was last saved
+  halfstep train --export runs/first model              the model of its last checkpoint, for from_pretrained
   halfstep train run.toml --processes 2                 as torchrun --nproc-per-node 2 -m halfstep train run.toml
 """
 
@@ -57,6 +58,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--from", type=int, dest="update", metavar="UPDATE", help="with --resume: from the checkpoint after this update"
     )
     parser.add_argument(
+        "--export",
+        nargs=2,
+        type=Path,
+        metavar=("RUN", "DIR"),
+        help="write the model of the run's last checkpoint, or of that after --from, as a folder for `from_pretrained`",
+    )
+    parser.add_argument(
         "--continue",
         action="store_true",
         dest="or_resume",
@@ -68,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
     """Train; the end report goes to stdout, progress to stderr."""
     from halfstep.train.launch import let_waiting_threads_sleep
 
+    if args.export is not None:
+        return _export(args)
     written = _written(args)
     let_waiting_threads_sleep()
     from halfstep.distributed.env import world
@@ -96,6 +106,19 @@ def _written(args: argparse.Namespace) -> Written:
     if args.update is not None:
         raise ConfigError("`--from UPDATE` says where a run goes on: give `--resume RUN` too.")
     return load(args.config, [*args.settings, *_settings(args)])
+
+
+def _export(args: argparse.Namespace) -> int:
+    from halfstep.config.resuming import load_kept
+
+    if args.config or args.settings or args.run or args.processes or args.resume or args.or_resume:
+        raise ConfigError("`--export RUN DIR` takes the run as it is: leave all others but `--from` out.")
+    run, to = args.export
+    written = load_kept(run)
+    from halfstep.train.export import export
+
+    print(f"{to} holds the model of {export(written, to, update=args.update)}")
+    return 0
 
 
 def _settings(args: argparse.Namespace) -> list[str]:

@@ -43,8 +43,7 @@ def load_resumed(folder: Path, settings: Sequence[str], *, ranks: int) -> Writte
     Raises:
         ConfigError: the folder holds no run, or one that has finished, or a setting would change the run's numbers.
     """
-    if not holds_run(folder):
-        raise ConfigError(f"`--resume {folder}`: it holds no run (run.json and config.toml). Give the folder of a run.")
+    _check_holds_run(folder, "--resume")
     if _status(folder) == "finished":
         raise ConfigError(
             f"`--resume {folder}`: the run has finished. To train its model further, begin a run with "
@@ -61,6 +60,21 @@ def load_resumed(folder: Path, settings: Sequence[str], *, ranks: int) -> Writte
     started = [] if ranks == 1 else [f"processes={ranks}"]
     written = load(folder / "config.toml", [*settings, *started, place])
     return load(folder / "config.toml", [*settings, *started, place, *_split(written)])
+
+
+def load_kept(folder: Path) -> Written:
+    """The configuration of the run in `folder`, for one process.
+
+    Raises:
+        ConfigError: the folder holds no run.
+    """
+    _check_holds_run(folder, "--export")
+    return load(folder / "config.toml", ["processes=1", "sharding=none", f"run.folder={toml_value(str(folder))}"])
+
+
+def _check_holds_run(folder: Path, option: str) -> None:
+    if not holds_run(folder):
+        raise ConfigError(f"`{option} {folder}`: it holds no run (run.json and config.toml). Give the folder of a run.")
 
 
 def _split(written: Written) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 
+from halfstep.distributed.whereabouts import missing_ranks
 from halfstep.errors import HalfstepError, RunStopped
 
 KEY = "halfstep/failure"
@@ -19,22 +20,19 @@ LOST = ("Connection closed by peer", "Connection reset by peer")
 """What gloo says when the process at the other end is gone."""
 
 
-def explain(error: Exception, rank: int) -> None:
+def explain(error: Exception, rank: int, size: int) -> None:
     """Note why this rank fails; or, where its error only comes of another rank's, raise what that one noted.
 
     Raises:
         RunStopped: another rank failed first.
     """
-    first_rank, told = _first(rank, _sentence(error))
+    first_rank, told = _first(rank, _told_of(error, rank, size))
     if isinstance(error, HalfstepError) or not isinstance(error, RuntimeError):
         return
     if first_rank != rank:
         raise RunStopped(f"Rank {first_rank} failed, and with it the run: {told}") from error
     if any(words in str(error) for words in TIMED_OUT):
-        raise RunStopped(
-            "Another rank has not answered for as long as the process group waits: its machine or the network is gone, or it "
-            "hangs. Look at what the other processes printed last."
-        ) from error
+        raise RunStopped(told) from error
     if any(words in str(error) for words in LOST):
         raise RunStopped(
             "Another rank is gone without a word: killed, perhaps for want of memory, or ended early. "
@@ -51,6 +49,21 @@ def _first(rank: int, told: str) -> tuple[int, str]:
         first_rank, told = json.loads(kept)
         return int(first_rank), told
     return rank, told
+
+
+def _told_of(error: Exception, rank: int, size: int) -> str:
+    """What this rank has to tell; after a wait that ran out of time, which rank it waited for, and what that is doing."""
+    if isinstance(error, HalfstepError) or not any(words in str(error) for words in TIMED_OUT):
+        return _sentence(error)
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    with suppress(RuntimeError, ValueError):
+        if found := missing_ranks(_get_default_store(), rank, size):
+            return found
+    return (
+        "Another rank has not answered for as long as the process group waits: its machine or the network is gone, or it "
+        "hangs. Look at what the other processes printed last."
+    )
 
 
 def _sentence(error: Exception) -> str:

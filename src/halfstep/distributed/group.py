@@ -21,6 +21,7 @@ from halfstep._compat import accelerator_device
 from halfstep.distributed.buckets import copy_from_first, sum_over_ranks
 from halfstep.distributed.env import World, restarts, world
 from halfstep.distributed.failure import explain
+from halfstep.distributed.whereabouts import Answering
 from halfstep.errors import DeviceError
 
 Item = TypeVar("Item")
@@ -74,6 +75,7 @@ class Group:
         self.rank, self.size = place.rank, place.size
         self.alone = place.size == 1
         """Whether there is no other rank."""
+        self._answering: Answering | None = None
         self._control, self._device = control, device
         self._steps: Any = None
         self._waiting: Vote | None = None
@@ -204,8 +206,14 @@ class Group:
             yield
         except Exception as error:
             if not self.alone:
-                explain(error, self.rank)
+                explain(error, self.rank, self.size)
             raise
+
+    def answer(self) -> None:
+        """Tell the other ranks where this one is, when one of them has waited too long."""
+        from torch.distributed.distributed_c10d import _get_default_store  # only there where torch has process groups
+
+        self._answering = Answering(_get_default_store(), self.rank, self)
 
     def lend(self, wrapper: DistributedDataParallel) -> None:
         """Let a wrapper that was made here use the process group until `release`."""
@@ -216,6 +224,8 @@ class Group:
 
         Not where it fails: its group may have work under way that the others will never do their part of.
         """
+        if self._answering is not None:
+            self._answering.end()
         if _fails():
             return
         self._control = self._steps = None
@@ -245,6 +255,7 @@ def connect(device: torch.device) -> Group:
     if not dist.is_initialized():
         _start(device)
     group = Group(place, _group_of_hosts(device), device)
+    group.answer()
     atexit.register(group.release)
     return group
 

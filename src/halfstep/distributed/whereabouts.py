@@ -1,7 +1,7 @@
 """When a rank does not come to meet the others: which one, and what it is doing.
 
-Each rank has a thread that looks once a second whether somebody asks in the store through which the ranks met, and answers where the
-main thread is. A rank whose wait ran out of time asks.
+Each rank has a thread that looks once a second whether somebody asks in the store through which the ranks met, and answers
+where the main thread is. A rank whose wait ran out of time asks.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import sysconfig
 import threading
-import time
 import weakref
 from contextlib import suppress
 from datetime import timedelta
@@ -22,11 +21,9 @@ import torch
 ASK = "halfstep/where"
 POLL_S = 1.0
 ANSWER_S = 10.0
-TIMED_OUT = ("Timed out waiting", "timed out", "Application timeout")
-"""What gloo says when a wait has lasted too long."""
 WAITING = ("torch/distributed/", "torch/autograd/", "halfstep/distributed/")
 """Where a thread is that waits for the other ranks; a backward waits for DDP's reductions."""
-NOBODYS = ("halfstep/", "torch/")
+WAITS = "waits for the others"
 
 
 class Answering:
@@ -62,7 +59,7 @@ def where() -> str:
     """Where the main thread is, in words; "waits for the others" where it is in a collective."""
     innermost = sys._current_frames()[threading.main_thread().ident or 0]
     if any(part in innermost.f_code.co_filename for part in WAITING):
-        return "waits for the others"
+        return WAITS
     frame: FrameType | None = innermost
     while frame is not None and not _is_the_users(frame.f_code.co_filename):
         frame = frame.f_back
@@ -76,27 +73,17 @@ def _is_the_users(file: str) -> bool:
     return not any(package in path.parents for package in packages) and not file.startswith("<")
 
 
-def missing_rank(store: Any, size: int) -> str:
-    """The sentence about ranks that did not come, after a wait that has run out of time."""
+def missing_ranks(store: Any, own: int, size: int) -> str | None:
+    """The sentence about ranks that did not come, after rank `own` waited too long; None where some do not answer."""
+    others = [rank for rank in range(size) if rank != own]
     store.set(ASK, "asked")
-    answers = {rank: _answer_of(store, rank) for rank in range(size)}
-    lost = [rank for rank, answer in answers.items() if answer is None]
-    if lost:
-        return f"{_ranks(lost)} did not come to meet the others in time, and {'does' if len(lost) == 1 else 'do'} not answer."
-    busy = {rank: answer for rank, answer in answers.items() if answer != "waits for the others"}
+    store.wait([f"{ASK}/{rank}" for rank in others], timedelta(seconds=ANSWER_S))
+    answers = {rank: str(store.get(f"{ASK}/{rank}").decode()) for rank in others}
+    busy = {rank: answer for rank, answer in answers.items() if answer != WAITS}
     if not busy:
-        return "The ranks have waited too long for each other, each in another place: do they all call the same?"
+        return None
     told = "; ".join(f"rank {rank} is in {answer}" for rank, answer in busy.items())
     return f"{_ranks(list(busy))} did not come to meet the others in time: {told}."
-
-
-def _answer_of(store: Any, rank: int) -> str | None:
-    ends = time.monotonic() + ANSWER_S
-    try:
-        store.wait([f"{ASK}/{rank}"], timedelta(seconds=max(0.01, ends - time.monotonic())))
-    except RuntimeError:
-        return None
-    return str(store.get(f"{ASK}/{rank}").decode())
 
 
 def _ranks(numbers: list[int]) -> str:

@@ -132,11 +132,21 @@ class RunFolder:
             ModelError: the model's own `save_pretrained` fails.
             UsageError: the folder cannot be written.
         """
-        with folder_beside(self.path / name) as folder:
-            _save(model, folder)
-            if tokenizer is not None:
-                tokenizer.save_pretrained(str(folder))
+        save_pretrained(self.path / name, model, tokenizer)
         return self.path / name
+
+
+def save_pretrained(path: Path, model: nn.Module, beside: Any | None) -> None:
+    """Write a model, and what is kept beside it, as a folder for `from_pretrained`.
+
+    Raises:
+        ModelError: the model's own `save_pretrained` fails.
+        UsageError: the folder cannot be written.
+    """
+    with folder_beside(path) as folder:
+        _save(model, folder)
+        if beside is not None:
+            beside.save_pretrained(str(folder))
 
 
 def read_record(path: Path) -> dict[str, Any]:

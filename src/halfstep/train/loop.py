@@ -46,8 +46,6 @@ class Loop:
         because = self._updates()
         self.book.settle()
         self.stop.close()
-        if self.stop.signal is not None:
-            self.saver.save()
         if self.stop.signal is None and self.judge.is_due_at_end(self.book.updates):
             self._look()
         return because
@@ -59,10 +57,10 @@ class Loop:
             because = self._reached()
             if because is None and look is not None and self.early is not None:
                 because = self.early.look(look)
+            if self.stop.save or self.saver.is_due(update.index) or self.stop.signal is not None:
+                self.saver.save()
             if because is not None:
                 return because
-            if self.stop.save or self.saver.is_due(update.index):
-                self.saver.save()
         return f"{self.epochs} {'epoch' if self.epochs == 1 else 'epochs'} of the data are done"
 
     def _reached(self) -> str | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from train_command import Train, command, environment
 
 from halfstep.train.saving import Saver
@@ -214,3 +215,26 @@ def test_sigterm_saves_and_ends_in_time_and_the_run_goes_on_bitwise(train: Train
     run.rename(place / "resumed")
     assert train(*words).code == 0
     assert said_of(place / "resumed") == said_of(run)
+
+
+def test_a_checkpoint_is_exported_for_from_pretrained(train: Train, place: Path) -> None:
+    from safetensors.torch import load_file
+
+    for decay in ("0.0", "0.5"):
+        assert train("checkpoint.every_updates=2", "run.folder=r" + decay, f"optimizer.ema_decay={decay}").code == 0
+        to = place / f"exported{decay}"
+        said = train("--export", f"r{decay}", str(to), config=None)
+        assert (said.code, said.out) == (0, f"{to} holds the model of r{decay}/checkpoints/update-00000006\n"), said.err
+        exported, kept = load_file(to / "model.safetensors"), load_file(place / f"r{decay}" / "model" / "model.safetensors")
+        assert exported.keys() == kept.keys()
+        assert all(torch.equal(exported[name], kept[name]) for name in kept)
+    assert train("--export", "r0.5", str(place / "earlier"), "--from", "4", config=None).code == 0
+    refused(train("--export", "r0.5", str(to), config=None), f"`--export`: {to} exists. Give a folder that does not exist yet.")
+    refused(
+        train("--export", "nowhere", "x", config=None),
+        "`--export nowhere`: it holds no run (run.json and config.toml). Give the folder of a run.",
+    )
+    refused(
+        train("--export", "r0.5", "x"),
+        "`--export RUN DIR` takes the run as it is: leave all others but `--from` out.",
+    )

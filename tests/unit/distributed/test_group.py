@@ -85,7 +85,7 @@ def test_what_lies_under_compilation_is_found() -> None:
 
 def test_an_error_of_this_rank_is_left_as_it_is() -> None:
     for error in (ValueError("mine"), RuntimeError("mine"), ModelError("mine"), RunStopped("mine")):
-        explain(error, 0)
+        explain(error, 0, 2)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_an_error_of_this_rank_is_left_as_it_is() -> None:
 def test_a_lost_connection_is_a_sentence(said: str) -> None:
     lost = RuntimeError(said)
     with pytest.raises(RunStopped) as told:
-        explain(lost, 0)
+        explain(lost, 0, 2)
     assert str(told.value) == (
         "Another rank is gone without a word: killed, perhaps for want of memory, or ended early. Look at what the other "
         "processes printed last, and at the system's log."
@@ -105,7 +105,7 @@ def test_a_lost_connection_is_a_sentence(said: str) -> None:
 def test_a_rank_that_does_not_answer_is_a_sentence() -> None:
     for said in ("Application timeout caused pair closure", "Timed out waiting 8000ms for recv operation to complete"):
         with pytest.raises(RunStopped) as told:
-            explain(RuntimeError(said), 0)
+            explain(RuntimeError(said), 0, 2)
         assert str(told.value) == (
             "Another rank has not answered for as long as the process group waits: its machine or the network is gone, or it "
             "hangs. Look at what the other processes printed last."
