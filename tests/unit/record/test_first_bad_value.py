@@ -346,3 +346,12 @@ def test_a_scale_that_goes_on_falling_is_told_with_its_share_and_limit() -> None
         counts.add(skipped=update % 10 == 0)
     (finding,) = findings_of([], counts, scale=8.0, rank=0, place=None)
     assert finding.message == "10.0% of the updates after the first 200 were skipped, limit 2%; the loss scale is 8"
+
+
+def test_a_bad_batch_long_ago_is_not_blamed_for_the_skips_at_the_end() -> None:
+    counts = Counts()
+    for update in range(40):
+        counts.add(skipped=update in (3, *range(34, 40)))
+    origin = Origin(phase=Phase.DATA, detail="`args[0]`, sample 1 of 8")
+    bad = Bad(update=3, scale=65536.0, skipped=True, origin=origin, norms=())
+    assert [f.rule for f in findings_of([bad], counts, scale=512.0, rank=0, place=None)] == ["data-not-finite"]

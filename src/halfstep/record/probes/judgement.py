@@ -97,7 +97,8 @@ def _faults(bad: Sequence[Bad], rank: int, place: Place | None) -> list[Finding]
 
 def _collapse(bad: Sequence[Bad], counts: Counts, scale: float | None, place: Place | None) -> Finding | None:
     in_a_row = counts.skipped_in_a_row
-    searched = [item for item in bad if item.skipped and item.origin is not None and item.origin.phase not in NOWHERE]
+    row = [item for item in bad if item.skipped and item.update >= counts.updates - in_a_row]
+    searched = [item for item in row if item.origin is not None and item.origin.phase not in NOWHERE]
     other = [item for item in searched if item.origin is not None and not beyond_the_scale(item.origin)]
     dead = scale is not None and scale < LOWEST_SCALE and in_a_row > 0
     if scale is None or not ((in_a_row >= COLLAPSED_AFTER and other) or dead):
