@@ -248,7 +248,6 @@ def test_a_full_disk_is_a_sentence_and_what_was_saved_stays(train_apart: Train) 
         "checkpoints",
         "config.toml",
         "ledger.jsonl",
-        "report.html",
         "log.jsonl",
         "run.json",
     ]
