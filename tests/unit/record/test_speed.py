@@ -119,10 +119,12 @@ def test_flops_of_an_update_are_those_of_its_matrices() -> None:
     assert measured.casts > 0
     assert measured.seconds > measured.forward_s > 0
     assert sum(read.count for read in measured.reads if read.place and read.place.path == __file__) == 1
-    phases, work, table = probe.measurements()
+    phases, work, *saved, table = probe.measurements()
     assert isinstance(phases, Bars)
     assert isinstance(work, Bars)
     assert isinstance(table, Table)
+    assert [part.title for part in (*saved, table)][-1] == "What to change"
+    assert all(isinstance(part, Bars) and len(part.items) == len(table.rows) for part in saved)
     assert [name for name, _ in phases.items] == ["waiting for data", "forward", "backward", "optimizer step", "the rest"]
     assert work.items == (("bfloat16", 1.28e-06),)
 

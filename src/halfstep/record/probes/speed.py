@@ -190,16 +190,15 @@ class Speed(Probe):
             f"Seconds of one update on the host, mean of {p.updates} under torch's profiler. Waiting should be next to nothing."
         )
         work = tuple((str(dtype).removeprefix("torch."), flops / 1e9) for dtype, flops in p.flops.items())
-        rows = tuple((s.card.what, number(s.seconds, "s"), s.told, s.card.instead.strip()) for s in savings(p))
+        found = savings(p)
+        saved = tuple((saving.card.name, saving.seconds) for saving in found)
+        rows = tuple((s.card.what, number(s.seconds, "s"), s.told, s.card.instead.strip()) for s in found)
+        most = "Seconds of one update, largest first: each change saves at most so much."
         return [
             Bars(title="Time per phase", about=about, items=(*phases, ("optimizer step", p.optimizer_s), ("the rest", rest))),
             Bars(title="Matrix work by number format", about="In one update, forward and backward.", items=work, unit="GFLOP"),
-            Table(
-                title="What could be saved",
-                about="Largest first; each is the most that the change can save of one update.",
-                columns=("what", "at most", "measured", "change"),
-                rows=rows,
-            ),
+            *([Bars(title="Could be saved", about=most, items=saved)] if saved else []),
+            Table(title="What to change", about=most, columns=("what", "at most", "measured", "change"), rows=rows),
         ]
 
     def detach(self) -> None:
