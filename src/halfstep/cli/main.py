@@ -16,6 +16,7 @@ COMMANDS = {
     "watch": "run a training script unmodified, and say what is wrong or slow in it",
     "convert": "turn a plain FP32 loop into a right mixed-precision, accumulating, distributed loop",
     "certify": "prove on your own model that the numbers are right",
+    "bench": "measure precisions and batches for your own model on this machine",
     "report": "the page of a run, or of several side by side",
     "explain": "explain a rule of check and watch",
     "env": "what this machine can do, measured, and what 'auto' would choose",

@@ -1,0 +1,157 @@
+"""The table: rows measured in turn, each trial in a process of its own, compared round by round."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from halfstep.bench.describing import Subject
+from halfstep.bench.row import Row, Trial
+from halfstep.bench.trying import Task
+from halfstep.errors import ConfigError
+from halfstep.measure.stats import Measured, paired_ratio, summarize
+
+ROUNDS = 3
+UPDATES = 6
+LIMIT_S = 60.0
+START_S = 180.0
+"""Seconds that a process may take beyond the limit to start, to open the data and to end an update that it began."""
+COMPARED = 3
+"""First updates whose losses are compared with FP32's: later ones drift apart, as any two roundings do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What was measured of a row.
+
+    Attributes:
+        row: which.
+        rate: what counted, a second, over rounds; None where it failed.
+        against: the rate over that of the first row, round by round; None for the first row itself, or where either failed.
+        loss_deviation: the largest relative distance of the first losses from the first row's.
+        allocated_bytes: the highest of all rounds. reserved_bytes: likewise, where there is an allocator.
+        update_s: the fastest update.
+        failed: why there is nothing else.
+    """
+
+    row: Row
+    rate: Measured | None = None
+    against: Measured | None = None
+    loss_deviation: float | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    update_s: float | None = None
+    failed: str | None = None
+
+    @property
+    def verdict(self) -> str:
+        """Whether it is faster than the first row, in words that do not call noise a gain."""
+        if self.against is None:
+            return ""
+        if self.against.count < ROUNDS:
+            return "too few rounds to tell"
+        if self.against.low > 1:
+            return "faster"
+        return "slower" if self.against.high < 1 else "no difference beyond the spread"
+
+
+def bench(
+    rows: Sequence[Row],
+    *,
+    config: str | None,
+    settings: Sequence[str],
+    rounds: int = ROUNDS,
+    updates: int = UPDATES,
+    limit_s: float = LIMIT_S,
+    told: Callable[[str], None] = lambda sentence: None,
+) -> list[Result]:
+    """Measure the rows, in turn, so that what slows the machine slows all of them.
+
+    Args:
+        rows: the first is what the others are compared with.
+        config: file of a `train` configuration; None for the default.
+        settings: keys that are set over it.
+        rounds: trials of each row.
+        updates: updates that are timed in a trial.
+        limit_s: seconds after which a trial begins no further update.
+        told: hears what is being done.
+
+    Raises:
+        ConfigError: the configuration cannot be run at all.
+    """
+    trials: dict[Row, list[Trial]] = {row: [] for row in rows}
+    for number in range(1, rounds + 1):
+        for row in rows:
+            if any(trial.failed for trial in trials[row]):
+                continue
+            told(f"round {number} of {rounds}: {row}")
+            task = Task(config=config, settings=[*settings, *row.settings()], updates=updates, limit_s=limit_s)
+            trials[row].append(_in_a_process(task))
+    return [_result(row, trials[row], trials[rows[0]]) for row in rows]
+
+
+def subject_of(config: str | None, settings: Sequence[str]) -> Subject:
+    """What is measured, found out in a process of its own, so that this one holds no memory of the device.
+
+    Raises:
+        ConfigError: the configuration cannot be run.
+    """
+    return Subject(**_answer({"config": config, "settings": list(settings)}, START_S))
+
+
+def _in_a_process(task: Task) -> Trial:
+    try:
+        answer = _answer(asdict(task), task.limit_s + START_S)
+    except subprocess.TimeoutExpired:
+        return Trial(failed=f"not measured: no update ended within {task.limit_s + START_S:.0f} s")
+    found: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in answer.items()}
+    return Trial(**found)
+
+
+def _answer(question: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    command, asked = [sys.executable, "-m", "halfstep.bench"], json.dumps(question)
+    ended = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=limit_s, check=False)
+    lines = ended.stdout.strip().splitlines()
+    if ended.returncode == -signal.SIGKILL:
+        return Trial(failed="does not fit: the system ended the process, as it does when memory runs out").to_dict()
+    if ended.returncode != 0 or not lines:
+        words = (ended.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise ConfigError(f"A trial failed: {words}")
+    answer: dict[str, Any] = json.loads(lines[-1])
+    if "refused" in answer:
+        raise ConfigError(answer["refused"])
+    return answer
+
+
+def _result(row: Row, trials: Sequence[Trial], first: Sequence[Trial]) -> Result:
+    failed = next((trial.failed for trial in trials if trial.failed), None)
+    if failed is not None:
+        return Result(row=row, failed=failed)
+    rates = [trial.rate for trial in trials]
+    compared = trials is not first and not any(trial.failed for trial in first)
+    return Result(
+        row=row,
+        rate=summarize(rates, ""),
+        against=paired_ratio(rates, [trial.rate for trial in first]) if compared else None,
+        loss_deviation=_deviation(trials[0], first[0]) if compared else None,
+        allocated_bytes=_most([trial.allocated_bytes for trial in trials]),
+        reserved_bytes=_most([trial.reserved_bytes for trial in trials]),
+        update_s=min(min(trial.seconds) for trial in trials),
+    )
+
+
+def _deviation(trial: Trial, exact: Trial) -> float:
+    pairs = list(zip(trial.losses[:COMPARED], exact.losses[:COMPARED], strict=False))
+    apart = [abs(ours - theirs) / abs(theirs) for ours, theirs in pairs]
+    return math.nan if any(math.isnan(each) for each in apart) else max(apart)
+
+
+def _most(found: Sequence[int | None]) -> int | None:
+    known = [each for each in found if each is not None]
+    return max(known) if known else None

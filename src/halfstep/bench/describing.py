@@ -1,0 +1,83 @@
+"""What is measured, in words and numbers, before anything is: so that the figures can be read by someone else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from halfstep.config.load import load
+from halfstep.config.options import Precision
+from halfstep.measure.hardware import describe
+from halfstep.precision.select import available
+from halfstep.train.job import prepare
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What the rows have in common.
+
+    Attributes:
+        device: type of the device, as torch names it.
+        machine: its name and software, in words.
+        parameters: of the model.
+        micro: samples of a micro-batch, as the configuration has it.
+        accumulate: micro-batches of an update, likewise.
+        sequence: tokens of a sample; None where there are none.
+        unit: what is counted.
+        conditions: what else a reader must know, by name.
+        unavailable: precisions that this device cannot train in, with the reason.
+        model_config: the configuration of the model, for predictions; empty where it has none.
+    """
+
+    device: str
+    machine: str
+    parameters: int
+    micro: int
+    accumulate: int
+    sequence: int | None
+    unit: str
+    conditions: Mapping[str, str]
+    unavailable: Mapping[str, str]
+    model_config: Mapping[str, Any]
+
+
+def describe_subject(config: str | None, settings: Sequence[str]) -> Subject:
+    """Prepare the run once, in FP32, and tell what it is."""
+    written = load(None if config is None else Path(config), [*settings, "precision=fp32", "limits.updates=1"])
+    job = prepare(written, started=datetime.now())
+    run, machine = job.run, describe(job.device)
+    cannot = {str(p): verdict.reason for p, verdict in available(job.device).items() if not verdict.value}
+    model_config = getattr(job.model, "config", None)
+    return Subject(
+        device=job.device.type,
+        machine=f"{machine.name} ({machine.backend}), torch {torch.__version__}, {torch.get_num_threads()} threads",
+        parameters=sum(p.numel() for p in job.model.parameters()),
+        micro=run.batch.micro,
+        accumulate=run.accumulate,
+        sequence=run.data.sequence_length,
+        unit=run.model.task.unit,
+        conditions={
+            "sequence": "unknown" if run.data.sequence_length is None else f"{run.data.sequence_length} tokens",
+            "packing": {None: "one stream of text", True: "packed", False: "padded"}[run.data.packing],
+            "attention": str(run.model.attention),
+            "activation checkpointing": "on" if run.model.checkpoint_activations else "off",
+            "optimizer": f"{run.optimizer.name}, states in the dtype of the parameters",
+            "parameters": "FP32; BF16 in rows of bf16-pure",
+            "tf32": "on where the GPU has it" if job.device.type == "cuda" else f"{job.device.type} has none",
+        },
+        unavailable=cannot,
+        model_config=model_config.to_dict() if model_config is not None else {},
+    )
+
+
+def usual_rows(subject: Subject) -> list[tuple[Precision, int, int]]:
+    """The guide's four rows: FP32, FP16, BF16, and BF16 with a smaller micro-batch accumulated to the same update."""
+    micro, accumulate = subject.micro, subject.accumulate
+    parts = next((parts for parts in (4, 2, 3, 5) if micro % parts == 0), 1)
+    plain = [(precision, micro, accumulate) for precision in (Precision.FP32, Precision.FP16, Precision.BF16)]
+    return [*plain, (Precision.BF16, micro // parts, accumulate * parts)] if parts > 1 else plain

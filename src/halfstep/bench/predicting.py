@@ -1,0 +1,67 @@
+"""What `halfstep plan` says of the rows, and what the rows teach it about this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from halfstep.bench.benching import Result
+from halfstep.bench.calibrating import calibrate
+from halfstep.bench.describing import Subject
+from halfstep.bench.row import Row
+from halfstep.config.options import Attention
+from halfstep.errors import UsageError
+from halfstep.measure.cache_folder import cache_dir
+from halfstep.plan.calibration import keep
+from halfstep.plan.memory import memory_bill
+from halfstep.plan.model_facts import Transformer, from_config
+from halfstep.plan.recipe import Checkpointing, Recipe
+
+
+def predicted_bytes(subject: Subject, rows: Sequence[Row]) -> dict[str, int]:
+    """Allocated bytes at the peak of each row by its name; none where the model is of a kind that is not known."""
+    model = _model(subject)
+    if model is None or subject.sequence is None:
+        return {}
+    again = subject.conditions["activation checkpointing"] == "on"
+    return {
+        str(row): round(
+            memory_bill(
+                model,
+                Recipe(
+                    micro_batch=row.micro,
+                    sequence=subject.sequence,
+                    accumulation=row.accumulate,
+                    precision=row.precision,
+                    checkpointing=Checkpointing.FULL if again else Checkpointing.NONE,
+                    attention=Attention(subject.conditions["attention"]),
+                    compiled=row.compile,
+                ),
+            ).allocated_bytes
+        )
+        for row in rows
+    }
+
+
+def keep_calibration(subject: Subject, results: Sequence[Result]) -> str:
+    """Measure this machine's rates and keep them with what the rows reached; what came of it, in words."""
+    model = _model(subject)
+    if model is None or subject.sequence is None:
+        return "not calibrated: the model is of a kind whose products `halfstep plan` does not count"
+    calibration = calibrate(torch.device(subject.device), model, results, subject.sequence)
+    if calibration is None:
+        return "not calibrated: no row was measured"
+    try:
+        path = keep(calibration, cache_dir())
+    except OSError as error:
+        return f"not calibrated: the cache cannot be written ({error.strerror or error})"
+    return f"kept in {path}, for `halfstep plan --gpu this`"
+
+
+def _model(subject: Subject) -> Transformer | None:
+    try:
+        model = from_config(subject.model_config, "the model")
+    except UsageError:
+        return None
+    return model if isinstance(model, Transformer) else None

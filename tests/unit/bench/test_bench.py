@@ -1,0 +1,133 @@
+"""The table compares round by round, and does not call noise a gain."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from halfstep.bench.benching import Result, _result
+from halfstep.bench.calibrating import calibrate
+from halfstep.bench.describing import Subject, usual_rows
+from halfstep.bench.predicting import predicted_bytes
+from halfstep.bench.row import Row, Trial
+from halfstep.bench.told import conclusion, to_dict, to_page, to_text
+from halfstep.config.options import Precision
+from halfstep.plan.model_facts import Transformer, from_config
+
+GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 256, "n_positions": 64}
+FP32 = Row(precision=Precision.FP32, micro=8, accumulate=2)
+BF16 = Row(precision=Precision.BF16, micro=8, accumulate=2)
+
+
+def subject(**values: object) -> Subject:
+    usual = {
+        "device": "cpu",
+        "machine": "a machine",
+        "parameters": 1000,
+        "micro": 8,
+        "accumulate": 2,
+        "sequence": 64,
+        "unit": "tokens",
+        "conditions": {"sequence": "64 tokens", "attention": "sdpa", "activation checkpointing": "off"},
+        "unavailable": {},
+        "model_config": GPT2,
+    }
+    return Subject(**{**usual, **values})
+
+
+def trial(rate: float, *, losses: tuple[float, ...] = (2.0, 1.0), memory: int = 10**9) -> Trial:
+    return Trial(seconds=(1.0, 1.0), weights=(rate, rate), losses=losses, allocated_bytes=memory)
+
+
+def compared(ours: list[float], theirs: list[float]) -> Result:
+    first = [trial(rate) for rate in theirs]
+    return _result(BF16, [trial(rate) for rate in ours], first)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "verdict"),
+    [
+        ([200, 210, 190], [100, 100, 100], "faster"),
+        ([50, 60, 40], [100, 100, 100], "slower"),
+        ([120, 90, 130], [100, 100, 100], "no difference beyond the spread"),
+        ([300, 30, 3], [150, 15, 1.5], "faster"),  # the machine slowed down for both
+        ([200, 210], [100, 100], "too few rounds to tell"),
+    ],
+)
+def test_a_gain_is_one_in_every_round(ours: list[float], theirs: list[float], verdict: str) -> None:
+    assert compared(ours, theirs).verdict == verdict
+
+
+def test_losses_are_compared_over_the_first_updates_and_nan_stays() -> None:
+    first = [trial(1.0, losses=(2.0, 1.0, 4.0, 9.0))]
+    assert _result(BF16, [trial(1.0, losses=(2.0, 1.1, 4.0, 1.0))], first).loss_deviation == pytest.approx(0.1)
+    assert math.isnan(_result(BF16, [trial(1.0, losses=(2.0, math.nan))], first).loss_deviation or 0.0)
+
+
+def test_one_failed_trial_fails_the_row_and_nothing_is_compared_with_it() -> None:
+    failed = [trial(1.0), Trial(failed="does not fit: out of memory")]
+    assert _result(FP32, failed, failed).failed == "does not fit: out of memory"
+    assert _result(BF16, [trial(1.0)] * 2, failed).against is None
+
+
+def test_the_usual_rows_make_the_same_update() -> None:
+    rows = usual_rows(subject())
+    assert [str(precision) for precision, _, _ in rows] == ["fp32", "fp16", "bf16", "bf16"]
+    assert {micro * accumulate for _, micro, accumulate in rows} == {16}
+    assert rows[-1][1:] == (2, 8)
+    assert len(usual_rows(subject(micro=1))) == 3
+
+
+RESULTS = [
+    _result(FP32, first := [trial(100.0)] * 3, first),
+    _result(BF16, [trial(200.0, memory=5 * 10**8)] * 3, first),
+    Result(row=Row(precision=Precision.FP16, micro=8, accumulate=2), failed="does not fit: out of memory"),
+]
+
+
+def test_the_table_says_what_was_measured_and_what_was_not() -> None:
+    text = to_text(subject(), RESULTS, {"bf16, 8 x 2": 6 * 10**8})
+    lines = {line.split("  ")[0]: line for line in text.splitlines()}
+    assert "200 (200 to 200, 3 runs) tokens/s  2.00 (2.00 to 2.00): faster" in lines["bf16, 8 x 2"]
+    assert lines["bf16, 8 x 2"].endswith("0.50 GB         0.60 GB")
+    assert "does not fit" in lines["fp16, 8 x 2"]
+    assert lines["fp32, 8 x 2"].endswith("1.00 GB         unknown")
+    assert "fp16, 8 x 2: does not fit: out of memory" in text
+    assert text.endswith("The fastest is bf16, 8 x 2: 2.00 (2.00 to 2.00) times fp32, 8 x 2.")
+
+
+def test_no_gain_is_no_gain() -> None:
+    assert conclusion([RESULTS[0], compared([100, 99, 101], [100, 100, 100])]) == (
+        "No row is faster than fp32, 8 x 2 beyond the spread. `halfstep watch --profile` says where the time goes."
+    )
+    assert conclusion([RESULTS[2]]) == "Nothing can be compared: fp16, 8 x 2 does not fit: out of memory."
+
+
+def test_data_and_page_hold_the_same() -> None:
+    data = to_dict(subject(), RESULTS, {})
+    assert [row["verdict"] for row in data["rows"]] == ["", "faster", ""]
+    assert data["rows"][0]["predicted_bytes"] is None
+    page = to_page(subject(), RESULTS, {})
+    assert data["conclusion"] in page
+    assert "does not fit" in page
+
+
+def test_prediction_counts_what_a_row_changes() -> None:
+    small = Row(precision=Precision.FP32, micro=1, accumulate=16)
+    found = predicted_bytes(subject(), [FP32, small])
+    assert found[str(FP32)] > found[str(small)] > 16 * 100_000
+    assert predicted_bytes(subject(model_config={}), [FP32]) == {}
+
+
+def test_calibration_is_the_share_of_the_products_rate() -> None:
+    model = from_config(GPT2, "gpt2")
+    assert isinstance(model, Transformer)
+    measured = calibrate(torch.device("cpu"), model, [Result(row=FP32, update_s=1.0)], 64)
+    assert measured is not None
+    half = calibrate(torch.device("cpu"), model, [Result(row=FP32, update_s=2.0)], 64)
+    assert half is not None
+    assert measured.efficiency["fp32"] == pytest.approx(2 * half.efficiency["fp32"])
+    assert measured.bandwidth_gbs > 0
+    assert calibrate(torch.device("cpu"), model, [Result(row=FP32, failed="slow")], 64) is None
