@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import date
 
 import torch
+from torch import nn
 
 from halfstep.bench.benching import Result
 from halfstep.config.options import Precision
@@ -21,6 +22,7 @@ from halfstep.precision.select import ARITHMETIC
 
 BYTES_MOVED = 2**27
 REPEATS = 7
+IMAGES, CHANNELS, SIDE = 4, 64, 56
 LAUNCHES = 2000
 
 
@@ -37,6 +39,7 @@ def calibrate(device: torch.device, model: Transformer, results: Sequence[Result
             reached[name] = max(reached.get(name, 0.0), min(1.0, share))
     if memory is None or not reached:
         return None
+    exact = min(reached, key=list(map(str, Precision)).index)  # FP32, where it was among the rows
     return Calibration(
         device=device_name(device),
         torch=torch.__version__,
@@ -44,6 +47,7 @@ def calibrate(device: torch.device, model: Transformer, results: Sequence[Result
         memory_bytes=memory,
         matmul_tflops=tflops,
         efficiency=reached,
+        convolutions=_convolutions_flops(device) / (tflops[exact] * reached[exact] * 1e12),
         bandwidth_gbs=_bandwidth_gbs(device),
         launch_us=_launch_us(device),
         measured=date.today().isoformat(),
@@ -54,6 +58,19 @@ def _flops(model: Transformer, result: Result, sequence: int) -> float:
     row = result.row
     recipe = Recipe(micro_batch=row.micro, sequence=sequence, accumulation=row.accumulate, precision=row.precision)
     return flops_of_products(model, recipe) * row.accumulate
+
+
+def _convolutions_flops(device: torch.device) -> float:
+    """FLOP/s of a convolution as a ResNet has them (He et al. 2015, its first stage), forward and backward, in FP32."""
+    convolution = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1, bias=False, device=device)
+    images = torch.randn(IMAGES, CHANNELS, SIDE, SIDE, device=device, requires_grad=True)
+
+    def work() -> None:
+        convolution(images).sum().backward()
+
+    work()
+    flops = 3 * 2 * IMAGES * SIDE**2 * CHANNELS**2 * 9
+    return flops / min(elapsed_s(work, device) for _ in range(REPEATS))
 
 
 def _bandwidth_gbs(device: torch.device) -> float:
