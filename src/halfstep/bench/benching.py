@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from halfstep.bench.describing import Subject
@@ -115,15 +117,16 @@ def _in_a_process(task: Task) -> Trial:
 
 
 def _answer(question: dict[str, Any], limit_s: float) -> dict[str, Any]:
-    command, asked = [sys.executable, "-m", "halfstep.bench"], json.dumps(question)
-    ended = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=limit_s, check=False)
-    lines = ended.stdout.strip().splitlines()
-    if ended.returncode == -signal.SIGKILL:
-        return Trial(failed="does not fit: the system ended the process, as it does when memory runs out").to_dict()
-    if ended.returncode != 0 or not lines:
-        words = (ended.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise ConfigError(f"A trial failed: {words}")
-    answer: dict[str, Any] = json.loads(lines[-1])
+    with TemporaryDirectory(prefix="halfstep-bench-") as folder:
+        path = Path(folder) / "answer.json"
+        command, asked = [sys.executable, "-m", "halfstep.bench", str(path)], json.dumps(question)
+        ended = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=limit_s, check=False)
+        if ended.returncode == -signal.SIGKILL:
+            return Trial(failed="does not fit: the system ended the process, as it does when memory runs out").to_dict()
+        if not path.exists():
+            words = (ended.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            raise ConfigError(f"A trial failed: {words}")
+        answer: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if "refused" in answer:
         raise ConfigError(answer["refused"])
     return answer

@@ -1,4 +1,4 @@
-"""What `halfstep plan` says of the rows, and what the rows teach it about this machine."""
+"""What `halfstep plan` says of the rows, and what it is told about this machine."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from halfstep.bench.benching import Result
-from halfstep.bench.calibrating import calibrate
 from halfstep.bench.describing import Subject
 from halfstep.bench.row import Row
 from halfstep.config.options import Attention
 from halfstep.errors import UsageError
 from halfstep.measure.cache_folder import cache_dir
+from halfstep.measure.calibrating import calibrate
 from halfstep.plan.calibration import keep
 from halfstep.plan.memory import memory_bill
 from halfstep.plan.model_facts import Transformer, from_config
@@ -44,16 +43,10 @@ def predicted_bytes(subject: Subject, rows: Sequence[Row]) -> dict[str, int]:
     }
 
 
-def keep_calibration(subject: Subject, results: Sequence[Result]) -> str:
-    """Measure this machine's rates and keep them with what the rows reached; what came of it, in words."""
-    model = _model(subject)
-    if model is None or subject.sequence is None:
-        return "not calibrated: the model is of a kind whose products `halfstep plan` does not count"
-    calibration = calibrate(torch.device(subject.device), model, results, subject.sequence)
-    if calibration is None:
-        return "not calibrated: no row was measured"
+def keep_calibration(subject: Subject) -> str:
+    """Measure what this machine reaches and keep it for planning; what came of it, in words."""
     try:
-        path = keep(calibration, cache_dir())
+        path = keep(calibrate(torch.device(subject.device)), cache_dir())
     except OSError as error:
         return f"not calibrated: the cache cannot be written ({error.strerror or error})"
     return f"kept in {path}, for `halfstep plan --gpu this`"

@@ -71,7 +71,9 @@ def run(args: argparse.Namespace) -> int:
         told=_say,
     )
     results = _in_order(rows, results, subject)
-    _calibrate(subject, results)
+    from halfstep.bench.predicting import keep_calibration
+
+    _say(keep_calibration(subject))
     _show(args, subject, results)
     return 0
 
@@ -111,13 +113,6 @@ def _predicted(subject: Subject, results: Sequence[Result]) -> dict[str, int]:
     from halfstep.bench.predicting import predicted_bytes
 
     return predicted_bytes(subject, [result.row for result in results])
-
-
-def _calibrate(subject: Subject, results: Sequence[Result]) -> None:
-    """Keep what this machine reached, for `halfstep plan --gpu this`."""
-    from halfstep.bench.predicting import keep_calibration
-
-    _say(keep_calibration(subject, results))
 
 
 def _show(args: argparse.Namespace, subject: Subject, results: Sequence[Result]) -> None:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
 
 from halfstep.bench.benching import Result, _result
-from halfstep.bench.calibrating import calibrate
 from halfstep.bench.describing import Subject, usual_rows
 from halfstep.bench.predicting import predicted_bytes
 from halfstep.bench.row import Row, Trial
 from halfstep.bench.told import conclusion, to_dict, to_page, to_text
 from halfstep.config.options import Precision
-from halfstep.plan.model_facts import Transformer, from_config
 
 GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 256, "n_positions": 64}
 FP32 = Row(precision=Precision.FP32, micro=8, accumulate=2)
@@ -119,15 +116,3 @@ def test_prediction_counts_what_a_row_changes() -> None:
     found = predicted_bytes(subject(), [FP32, small])
     assert found[str(FP32)] > found[str(small)] > 16 * 100_000
     assert predicted_bytes(subject(model_config={}), [FP32]) == {}
-
-
-def test_calibration_is_the_share_of_the_products_rate() -> None:
-    model = from_config(GPT2, "gpt2")
-    assert isinstance(model, Transformer)
-    measured = calibrate(torch.device("cpu"), model, [Result(row=FP32, update_s=1.0)], 64)
-    assert measured is not None
-    half = calibrate(torch.device("cpu"), model, [Result(row=FP32, update_s=2.0)], 64)
-    assert half is not None
-    assert measured.efficiency["fp32"] == pytest.approx(2 * half.efficiency["fp32"])
-    assert measured.bandwidth_gbs > 0
-    assert calibrate(torch.device("cpu"), model, [Result(row=FP32, failed="slow")], 64) is None
