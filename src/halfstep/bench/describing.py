@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def describe_subject(config: str | None, settings: Sequence[str]) -> Subject:
     model_config = getattr(job.model, "config", None)
     return Subject(
         device=job.device.type,
-        machine=f"{machine.name} ({machine.backend}), torch {torch.__version__}, {torch.get_num_threads()} threads",
+        machine=f"{machine.name} ({machine.backend}), torch {version('torch')}, {torch.get_num_threads()} threads",
         parameters=sum(p.numel() for p in job.model.parameters()),
         micro=run.batch.micro,
         accumulate=run.accumulate,
