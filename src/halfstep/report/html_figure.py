@@ -49,6 +49,8 @@ def number(value: float | None, unit: str = "") -> str:
         return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}infinity"
     if unit == "share":
         return f"{value:.1%}"
+    if unit == "s" and 0 < abs(value) < 1:
+        value, unit = value * 1e3, "ms"
     size = abs(value)
     text = f"{value:.3g}" if size < 1000 else f"{value:,.0f}" if size < 1e6 else f"{value:.3g}"
     return f"{text} {unit}" if unit and unit != "power of ten" else text
