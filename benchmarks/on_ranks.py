@@ -20,7 +20,7 @@ from halfstep.engine import assembly
 from halfstep.measure.clock import interleaved_s
 from halfstep.measure.memory import peak_resident_bytes, reset_peak, resident_bytes
 
-WINDOW, MICRO_BATCH = 8, 2
+WINDOW = 8
 SMALL = Shape(layers=2, width=64, heads=2, vocabulary=64)
 CPU = torch.device("cpu")
 
@@ -45,8 +45,8 @@ class Endless:
 
 def seconds(rounds: int) -> dict[str, list[float]]:
     """Seconds of an update in DDP, ours and Accelerate's in turn."""
-    ours, window = gpt(CPU, micro_batch=MICRO_BATCH, window=WINDOW, shape=LARGER)
-    theirs, _ = gpt(CPU, micro_batch=MICRO_BATCH, window=WINDOW, shape=LARGER)
+    ours, window = gpt(CPU, micro_batch=1, window=WINDOW)
+    theirs, _ = gpt(CPU, micro_batch=1, window=WINDOW)
     updates = engine_of(ours, "ddp").updates(Endless(window), epochs=None)
     works = {"halfstep": lambda: next(updates), "Accelerate": through_accelerate(theirs, window, cross_entropy)}
     return interleaved_s(works, CPU, rounds=rounds, warmup_rounds=3)

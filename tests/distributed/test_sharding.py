@@ -6,17 +6,20 @@ import math
 from typing import Any
 
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 from torch.optim.swa_utils import AveragedModel
 
 from distributed.conftest import Both
-from distributed.jobs import Deal, Job, Trained, assert_equals_one_process, train
+from distributed.jobs import Deal, Job, Trained, assert_equals_one_process, mine, train
 from halfstep import Engine
+from halfstep.config.run import LoraRun
 from halfstep.engine import assembly
 from halfstep.errors import UsageError
-from parity.by_hand import blocks_model, samples, tiny_model, weighted_loss
+from parity.by_hand import assert_bitwise, assert_near, blocks_model, samples, state, tiny_model, weighted_loss
 
 RAGGED = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0, 5.0, 3.0, 5.0, 8.0]
 EVEN: Deal = [[[0, 1], [2]], [[3, 4, 5], [6]]]
@@ -156,3 +159,43 @@ REFUSED = {
 @pytest.mark.parametrize("work", REFUSED)
 def test_what_cannot_be_sharded_is_a_sentence(both: Both, work: str) -> None:
     assert both(refusal, work) == [REFUSED[work]] * 2
+
+
+def train_language_model(sharding: str, windows: list[Deal], adapters: bool) -> tuple[dict[str, Any], list[float], list[str]]:
+    """A tiny LLaMA with tied embeddings on texts of several lengths, whole or by adapters beside frozen weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from halfstep.train.adapters import with_adapters
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 20}
+    config = LlamaConfig(num_hidden_layers=2, tie_word_embeddings=True, attn_implementation="eager", **sizes)
+    model: nn.Module = LlamaForCausalLM(config)
+    if adapters:
+        model = with_adapters(model, LoraRun(rank=2, alpha=2, dropout=0.0, targets=("q_proj", "v_proj")), ())
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    before = state(model)
+
+    def loss(called: nn.Module, tokens: Tensor) -> tuple[Tensor, int]:
+        logits = called(input_ids=tokens, use_cache=False).logits[:, :-1]
+        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum"), tokens[:, 1:].numel()
+
+    optimizer = SGD((p for p in model.parameters() if p.requires_grad), lr=0.5)
+    engine = Engine(model, optimizer, loss=loss, precision="fp32", clip_norm=1.0, sharding=sharding)
+    texts = [[torch.arange(3 + sum(each)).remainder(20)[None] for each in mine(deal)] for deal in windows]
+    losses = [engine.update(window).loss for window in texts]
+    after = state(model)
+    assert all(torch.equal(before[f"/model/{name}"], after[f"/model/{name}"]) for name in frozen)
+    return after, losses, sorted(name for name in before if not torch.equal(before[name], after[name]))
+
+
+@pytest.mark.parametrize("adapters", [False, True], ids=["tied embeddings", "adapters beside frozen weights"])
+def test_a_language_model_in_shards_trains_as_in_one_process(both: Both, adapters: bool) -> None:
+    windows = [EVEN, UNEVEN, ALONE]
+    first, second = both(train_language_model, "zero3", windows, adapters)
+    assert_bitwise(first[0], second[0])
+    one = train_language_model("auto", windows, adapters)
+    assert first[1] == second[1] == pytest.approx(one[1], rel=1e-5)
+    assert_near(first[0], one[0], rtol=1e-4, atol=1e-5)
+    assert first[2] == one[2]
+    assert all("lora" in name for name in one[2]) is adapters
