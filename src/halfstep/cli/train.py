@@ -29,6 +29,7 @@ examples:
   halfstep train --resume runs/first                    goes on where that run was last saved
   halfstep train --export runs/first model              the model of its last checkpoint, for from_pretrained
   halfstep train run.toml --processes 2                 as torchrun --nproc-per-node 2 -m halfstep train run.toml
+  halfstep train run.toml --processes 2 --set sharding=zero3    the same, with weights and states divided between the ranks
 """
 
 
