@@ -100,6 +100,9 @@ _SEEN = Track()
 """The mark of a library's frame."""
 
 
+NOWHERE = Here(None, (), (), "", False)
+
+
 class Places:
     """Walks the stack. Code objects and instructions are looked at once."""
 

@@ -16,6 +16,11 @@ from halfstep.record.places import Here, Moment, Places
 from halfstep.record.probes.rerun import RERUNNING
 from halfstep.record.tape import Draft, Tape
 
+STRETCH = 64
+"""Updates heard together, once the start of the run was heard."""
+REST = 1024
+"""Updates between two stretches, unless an epoch begins or a mode changes."""
+
 
 @dataclass(slots=True)
 class Pass:
@@ -89,6 +94,10 @@ class Recorder:
     quiet: int = 0
     """Depth of library calls whose inner calls are part of them."""
     updates: int = 0
+    resting: bool = False
+    """The start of the run was heard whole: of what follows, stretches are heard, and this is not one of them."""
+    since: int = 0
+    """Updates since the stretch, or the rest, began."""
     listeners: list[Listener] = field(default_factory=list)
     ddp: dict[Ref, weakref.ref[Any]] = field(default_factory=dict)
     """DDP wrappers."""
@@ -107,6 +116,11 @@ class Recorder:
     def hears(self) -> bool:
         """Whether events of this moment and thread count."""
         return self.on and threading.get_ident() == self._thread and not RERUNNING.get()
+
+    @property
+    def notes(self) -> bool:
+        """Whether events of this moment go on the tape."""
+        return not self.resting and self.hears
 
     def here(self, moment: Moment = Moment.PLAIN, depth: int = 3) -> Here:
         """Where the caller of a hook is."""
@@ -152,8 +166,23 @@ class Recorder:
 
     def _ended(self, optimizer: torch.optim.Optimizer, scaler: Any) -> None:
         self.updates += 1
+        self.since += 1
+        if self.resting:
+            self._wake(REST)
+        elif self.tape.is_late and self.since >= STRETCH:
+            self.resting, self.since = True, 0
         for listener in self.listeners:
             listener.update_ended(optimizer, scaler)
+
+    def turns(self) -> None:
+        """An epoch begins or a mode changes: worth hearing, if the last stretch is a while ago."""
+        if self.resting:
+            self._wake(3 * STRETCH)
+
+    def _wake(self, after: int) -> None:
+        if self.since >= after:
+            self.resting, self.since = False, 0
+            self.tape.begin_stretch()
 
     def optimizer(self, optimizer: torch.optim.Optimizer, here: Here) -> Known:
         """An optimizer, with its parameters if it is met only now."""

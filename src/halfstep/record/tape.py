@@ -12,7 +12,7 @@ from halfstep.record.places import Here
 HEAD = 12_000
 """Events kept from the start of a run."""
 RING = 6_000
-"""Latest events kept after those."""
+"""Latest events kept after those; what follows the start is heard in stretches."""
 OBJECTS = 400
 """Constructions kept for the objects that later events concern."""
 
@@ -36,7 +36,19 @@ class Tape:
     ring: deque[Draft] = field(default_factory=lambda: deque(maxlen=RING))
     made: list[Draft] = field(default_factory=list)
     """Objects made after the head was full."""
+    before: list[Draft] = field(default_factory=list)
+    """The stretch before the ring's, told where the ring's is too short to say anything."""
     heard: int = 0
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the start of the run is full."""
+        return self.heard >= HEAD
+
+    def begin_stretch(self) -> None:
+        """What comes does not follow what was heard last."""
+        self.before = list(self.ring)
+        self.ring.clear()
 
     def add(self, kind: type[Event], here: Here, fields: dict[str, Any], extra: dict[str, Any] | None = None) -> Draft:
         """Keep an event."""
@@ -53,7 +65,9 @@ class Tape:
     def parts(self) -> list[list[Draft]]:
         """The stretches of the run that were kept whole: one, or its start and its latest part."""
         ring = list(self.ring)
-        if self.heard <= HEAD + RING:
+        if len(ring) < len(self.before) // 2:
+            ring = self.before
+        if not ring or (self.heard <= HEAD + RING and not self.before):
             return [self.head + ring]
         first = ring[0].serial
         objects = [d for d in self.head if d.kind is Made] + [d for d in self.made if d.serial < first]

@@ -17,6 +17,8 @@ from halfstep.record.recorder import Recorder
 from halfstep.record.session import Session
 from halfstep.record.tape import Tape
 from halfstep.record.telling import tell
+from halfstep.record.verdict import reach
+from halfstep.rules.settings import Settings
 
 
 def train(*, amp: bool) -> list[torch.Tensor]:
@@ -149,3 +151,23 @@ def test_a_short_run_is_told_whole() -> None:
     for _ in range(5):
         tapes.add(Event, HERE, {})
     assert [len(part) for part in tapes.parts()] == [5]
+
+
+def train_long(updates: int, forget_from: int) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    for update in range(updates):
+        if update < forget_from:
+            optimizer.zero_grad()
+        model(torch.randn(2, 4)).pow(2).mean().backward()
+        optimizer.step()
+
+
+def test_after_its_start_a_run_is_heard_in_stretches_and_a_late_fault_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tape, "HEAD", 100)
+    monkeypatch.setattr("halfstep.record.recorder.STRETCH", 8)
+    monkeypatch.setattr("halfstep.record.recorder.REST", 32)
+    _, session = heard_while(lambda: train_long(400, forget_from=200))
+    assert session.recorder.updates == 400
+    assert session.recorder.tape.heard < 600
+    assert [f.rule for f in reach([session.heard()], Settings()).findings] == ["grad-zero-missing-branch"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from halfstep.events.vocabulary import Backward, Divisor, HostRead, Ref
+from halfstep.events.vocabulary import Backward, Divisor, HostRead, Place, Ref
 from halfstep.record.graph import Reading, marked, read
 from halfstep.record.patches import Patches
 from halfstep.record.places import Here
@@ -25,6 +25,8 @@ LOOKS = 16
 class _Line:
     """What is known of the backward passes from one stack of lines."""
 
+    stack: tuple[Place, ...]
+    """Kept, so that its identity stays its own."""
     seen: int = 0
     reading: Reading | None = None
     optimizers: tuple[Ref, ...] = ()
@@ -33,12 +35,12 @@ class _Line:
 
 def install(patches: Patches, rec: Recorder) -> None:
     """Hear backward passes."""
-    lines: dict[tuple[Any, ...], _Line] = {}
+    lines: dict[int, _Line] = {}
     patches.wrap(torch.autograd, "backward", lambda original: _backing(original, rec, lines))
     patches.wrap(torch.Tensor, "item", lambda original: _reading(original, rec))
 
 
-def _backing(original: Callable[..., Any], rec: Recorder, lines: dict[tuple[Any, ...], _Line]) -> Callable[..., Any]:
+def _backing(original: Callable[..., Any], rec: Recorder, lines: dict[int, _Line]) -> Callable[..., Any]:
     def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
         if rec.hears and not rec.inside:
             with rec.safe:
@@ -50,9 +52,13 @@ def _backing(original: Callable[..., Any], rec: Recorder, lines: dict[tuple[Any,
     return backward
 
 
-def _say(rec: Recorder, loss: torch.Tensor, gradient: Any, lines: dict[tuple[Any, ...], _Line]) -> None:
+def _say(rec: Recorder, loss: torch.Tensor, gradient: Any, lines: dict[int, _Line]) -> None:
+    if rec.resting:
+        for listener in rec.listeners:
+            listener.backward_begins(loss, None)
+        return
     here = rec.here(depth=4)
-    line = lines.setdefault((id(here.stack), here.stack), _Line())
+    line = lines.setdefault(id(here.stack), _Line(here.stack))
     line.seen += 1
     if line.reading is None or line.seen <= WARM or line.seen % EVERY == 0:
         line.reading = read(loss.grad_fn, look=line.seen <= LOOKS)
@@ -115,7 +121,7 @@ def _notice_clearing(rec: Recorder, line: _Line, here: Here) -> None:
 def _reading(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
     def item(self: torch.Tensor) -> Any:
         node = self.grad_fn
-        if (self.is_cuda or node is not None) and rec.hears and not rec.inside:
+        if (self.is_cuda or node is not None) and rec.notes and not rec.inside:
             with rec.safe:
                 scaled = node is not None and marked(node) is not None
                 if self.is_cuda or scaled:

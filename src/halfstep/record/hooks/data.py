@@ -97,7 +97,7 @@ def _making_sampler(original: Callable[..., Any], rec: Recorder) -> Callable[...
 
 def _telling(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
     def set_epoch(self: Any, epoch: int) -> None:
-        if rec.hears:
+        if rec.notes:
             with rec.safe:
                 here = rec.here()
                 rec.say(SetEpoch, here, target=rec.objects.known(self, "sampler", here.place).ref, value=epoch)
@@ -111,12 +111,14 @@ def _beginning(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any
         if not rec.hears:
             return original(self)
         known = None
+        rec.turns()
         with rec.safe:
             here = rec.here(Moment.BEGIN)
             known = rec.objects.known(self, "loader", here.place)
             index = known.facts["passes"] = known.facts.get("passes", -1) + 1
             known.facts["micro"] = 0
-            rec.say(EpochBegin, here, loader=known.ref, index=index, function=here.function)
+            if not rec.resting:
+                rec.say(EpochBegin, here, loader=known.ref, index=index, function=here.function)
         iterator = original(self)
         iterator._halfstep = known
         return iterator
@@ -134,11 +136,13 @@ def _fetching(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]
             batch = original(self)
         except StopIteration:
             with rec.safe:
-                rec.say(EpochEnd, rec.here(Moment.END), loader=known.ref, index=known.facts["passes"])
+                if not rec.resting:
+                    rec.say(EpochEnd, rec.here(Moment.END), loader=known.ref, index=known.facts["passes"])
             raise
         with rec.safe:
             wait = time.perf_counter() - begun
-            rec.say(Fetch, rec.here(Moment.FETCH), loader=known.ref, micro_batch=known.facts["micro"], wait_s=wait)
+            if not rec.resting:
+                rec.say(Fetch, rec.here(Moment.FETCH), loader=known.ref, micro_batch=known.facts["micro"], wait_s=wait)
             known.facts["micro"] += 1
             for listener in rec.listeners:
                 listener.batch_fetched(batch)

@@ -12,7 +12,7 @@ from torch.nn.modules.loss import _Loss
 from halfstep.events.vocabulary import AutocastEnter, AutocastExit, Forward, Loss, Mode, ModuleReplaced, Region
 from halfstep.record.objects import Known
 from halfstep.record.patches import Patches
-from halfstep.record.places import Here
+from halfstep.record.places import NOWHERE, Here
 from halfstep.record.recorder import Pass, Recorder
 
 _DEPENDENT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.modules.batchnorm._BatchNorm)
@@ -48,6 +48,9 @@ def _calling(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
 
 def say_forward(rec: Recorder, module: nn.Module, inputs: tuple[Any, ...]) -> None:
     """The outermost call of a module."""
+    if rec.resting:
+        _tell(rec, module, inputs)
+        return
     here = rec.here(depth=4)
     if isinstance(module, _Loss):
         rec.say(Loss, here, criterion=type(module).__name__, reduction=module.reduction, region=rec.region())
@@ -56,8 +59,7 @@ def say_forward(rec: Recorder, module: nn.Module, inputs: tuple[Any, ...]) -> No
     facts = known.facts
     if not facts["parameters"]:
         return
-    for listener in rec.listeners:
-        listener.forward_begins(module, inputs)
+    _tell(rec, module, inputs)
     region = rec.region()
     wrapped = facts.get("wrapper") == "ddp"
     training = module.module.training if wrapped else module.training  # type: ignore[union-attr]
@@ -76,6 +78,11 @@ def say_forward(rec: Recorder, module: nn.Module, inputs: tuple[Any, ...]) -> No
         mode_dependent=facts["mode_dependent"],
         buffers=facts["buffers"],
     )
+
+
+def _tell(rec: Recorder, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    for listener in rec.listeners:
+        listener.forward_begins(module, inputs)
 
 
 def model_known(rec: Recorder, module: nn.Module, here: Here) -> Known:
@@ -100,6 +107,7 @@ def _switching(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any
         if rec.quiet or rec.inside or not rec.hears:
             return original(self, mode)
         rec.quiet += 1
+        rec.turns()
         try:
             with rec.safe:
                 here = rec.here()
@@ -114,7 +122,7 @@ def _switching(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any
 
 def _clearing(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
     def zero_grad(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        if rec.hears:
+        if rec.notes:
             with rec.safe:
                 owners = dict.fromkeys(o for p in self.parameters() for o in rec.objects.owners(p))
                 rec.cleared(rec.here(), tuple(owners))
@@ -136,14 +144,15 @@ def _entering(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]
         entered = original(self)
         if rec.hears:
             with rec.safe:
-                here = rec.here()
+                here = rec.here() if not rec.resting else NOWHERE
                 given = getattr(self, "_halfstep_dtype_given", True)
                 dtype = str(self.fast_dtype).removeprefix("torch.")
                 region = Region(rec.number("region"), self.device, dtype, bool(self._enabled), here.place, given)
                 rec.regions.append(region)
                 if rec.current is not None and region.enabled:
                     rec.current.regions.append(region)
-                rec.say(AutocastEnter, here, region=region)
+                if not rec.resting:
+                    rec.say(AutocastEnter, here, region=region)
         return entered
 
     return __enter__
@@ -153,7 +162,9 @@ def _leaving(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
     def __exit__(self: Any, *error: Any) -> Any:  # noqa: N807
         if rec.hears and rec.regions:
             with rec.safe:
-                rec.say(AutocastExit, rec.here(), region=rec.regions.pop())
+                region = rec.regions.pop()
+                if not rec.resting:
+                    rec.say(AutocastExit, rec.here(), region=region)
         return original(self, *error)
 
     return __exit__

@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from halfstep.events.vocabulary import Clip, Load, ScaleLoss, ScaleRead, ScalerUpdate, SchedulerStep, Step, Unscale
 from halfstep.record.graph import mark
 from halfstep.record.patches import Patches
-from halfstep.record.places import Here
+from halfstep.record.places import NOWHERE, Here
 from halfstep.record.recorder import Recorder
 
 
@@ -80,7 +80,7 @@ def _adding(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
 
 def _clearing(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
     def zero_grad(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-        if rec.hears:
+        if rec.notes:
             with rec.safe:
                 here = rec.here()
                 rec.cleared(here, (rec.optimizer(self, here).ref,))
@@ -103,13 +103,14 @@ def _loading(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
 def _step_begins(rec: Recorder, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if rec.hears and rec.stepping is None and not _closure(args, kwargs):
         with rec.safe:
-            say_step(rec, optimizer, rec.here(depth=5), closure=False)
+            if not rec.resting:
+                say_step(rec, optimizer, rec.here(depth=5), closure=False)
 
 
 def _step_ended(rec: Recorder, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if rec.hears and rec.stepping is None:
         with rec.safe:
-            if _closure(args, kwargs):
+            if _closure(args, kwargs) and not rec.resting:
                 say_step(rec, optimizer, rec.here(depth=5), closure=True)
             rec.stepped(optimizer, None)
 
@@ -155,7 +156,7 @@ def _making_scaler(original: Callable[..., Any], rec: Recorder) -> Callable[...,
 def _scaling(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
     def scale(self: Any, outputs: Any) -> Any:
         scaled = original(self, outputs)
-        if rec.hears and self.is_enabled():
+        if rec.notes and self.is_enabled():
             with rec.safe:
                 here = rec.here()
                 ref = rec.objects.known(self, "scaler", here.place).ref
@@ -170,7 +171,7 @@ def _scaling(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
 
 def _unscaling(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
     def unscale_(self: Any, optimizer: torch.optim.Optimizer) -> Any:
-        if rec.hears and self.is_enabled() and rec.stepping is None:
+        if rec.notes and self.is_enabled() and rec.stepping is None:
             with rec.safe:
                 here = rec.here()
                 scaler = rec.objects.known(self, "scaler", here.place).ref
@@ -185,9 +186,10 @@ def _stepping(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]
         if not rec.hears or not self.is_enabled():
             return original(self, optimizer, *args, **kwargs)
         with rec.safe:
-            here = rec.here()
+            here = rec.here() if not rec.resting else NOWHERE
             rec.stepping = rec.objects.known(self, "scaler", here.place).ref
-            say_step(rec, optimizer, here, closure=bool(args) or "closure" in kwargs)
+            if not rec.resting:
+                say_step(rec, optimizer, here, closure=bool(args) or "closure" in kwargs)
         try:
             return original(self, optimizer, *args, **kwargs)
         finally:
@@ -202,12 +204,13 @@ def _updating(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]
     def update(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not rec.hears or not self.is_enabled():
             return original(self, *args, **kwargs)
-        here = rec.here()
+        here = rec.here() if not rec.resting else NOWHERE
         done = original(self, *args, **kwargs)
         with rec.safe:
             scale = self._scale
             known = float(scale) if scale is not None and scale.device.type == "cpu" else None
-            rec.say(ScalerUpdate, here, scaler=rec.objects.known(self, "scaler", here.place).ref, scale=known)
+            if not rec.resting:
+                rec.say(ScalerUpdate, here, scaler=rec.objects.known(self, "scaler", here.place).ref, scale=known)
             rec.scaler_updated(self)
         return done
 
@@ -216,7 +219,7 @@ def _updating(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]
 
 def _reading_scale(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
     def get_scale(self: Any) -> float:
-        if rec.hears and self.is_enabled():
+        if rec.notes and self.is_enabled():
             with rec.safe:
                 rec.say(ScaleRead, rec.here())
         return float(original(self))
@@ -229,7 +232,7 @@ def _reading_scale(original: Callable[..., Any], rec: Recorder) -> Callable[...,
 
 def _clipping(original: Callable[..., Any], rec: Recorder, kind: str) -> Callable[..., Any]:
     def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        if not rec.hears or rec.quiet:
+        if not rec.notes or rec.quiet:
             return original(parameters, *args, **kwargs)
         generator = isinstance(parameters, types.GeneratorType)
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
@@ -284,7 +287,7 @@ def _note_scheduler(rec: Recorder, scheduler: Any, here: Here, bound: dict[str, 
 
 def _moving(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if rec.quiet or not rec.hears:
+        if rec.quiet or not rec.notes:
             return original(self, *args, **kwargs)
         with rec.safe:
             here = rec.here()
