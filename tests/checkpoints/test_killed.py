@@ -23,7 +23,7 @@ from halfstep import Checkpoints
 from halfstep.checkpoint import tensor_file
 
 KILLS = 7
-EPOCHS = 12
+EPOCHS = 30
 GIVEN: dict[str, Any] = {"precision": "fp16", "epochs": EPOCHS}
 
 

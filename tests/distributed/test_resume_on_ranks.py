@@ -49,7 +49,7 @@ class Net(nn.Module):
         return self.head(x)
 
 
-def go(folder: Path, stop: int | None, sharding: str, draws: bool, seed: int) -> dict[str, Any]:
+def go(folder: Path, stop: int | None, sharding: str, draws: bool, seed: int, num_samples: int = 22) -> dict[str, Any]:
     """Go on from what is in the folder, and save after update `stop`; what was seen, and how it ended."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     torch.manual_seed(seed)
@@ -65,7 +65,6 @@ def go(folder: Path, stop: int | None, sharding: str, draws: bool, seed: int) ->
     micro = 2 if draws else 1
     accumulate = GLOBAL_BATCH // (micro * ranks)
     engine = Engine(model, optimizer, loss=loss, precision="fp32", sharding=sharding, accumulate=accumulate, clip_norm=1.0)
-    num_samples = 24 if draws else 22  # the last window of an epoch is not full where every micro-batch may be
     generator = torch.Generator().manual_seed(1)
     data = TensorDataset(torch.randn(num_samples, 6, generator=generator), torch.arange(num_samples).float())
     losses = []
@@ -97,15 +96,26 @@ def local(value: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("sharding", ["ddp", "zero2", "zero3"])
 def test_as_many_ranks_go_on_bitwise(sharding: str, both: Both, tmp_path: Path) -> None:
-    whole = both(go, tmp_path / "whole", None, sharding, True, 0)
-    both(go, tmp_path / "run", 4, sharding, True, 0)
-    both(go, tmp_path / "run", 7, sharding, True, 5)
-    ended = both(go, tmp_path / "run", None, sharding, True, 9)
+    whole = both(go, tmp_path / "whole", None, sharding, True, 0, 24)
+    both(go, tmp_path / "run", 4, sharding, True, 0, 24)
+    both(go, tmp_path / "run", 7, sharding, True, 5, 24)
+    ended = both(go, tmp_path / "run", None, sharding, True, 9, 24)
     for rank in (0, 1):
         for name in ("engine", "state"):
             assert_same(ended[rank][name], whole[rank][name])
         assert ended[rank]["windows"] == whole[rank]["windows"][7:]
         assert ended[rank]["losses"] == whole[rank]["losses"][7:]
+
+
+@pytest.mark.parametrize("stop", [5, 6, 11])
+def test_a_rank_whose_data_end_before_the_others_goes_on_bitwise(stop: int, both: Both, tmp_path: Path) -> None:
+    """Of 21 samples rank 0 has 11, in six windows, and rank 1 has 10, in five."""
+    whole = both(go, tmp_path / "whole", None, "ddp", False, 0, 21)
+    both(go, tmp_path / "run", stop, "ddp", False, 0, 21)
+    ended = both(go, tmp_path / "run", None, "ddp", False, 9, 21)
+    for rank in (0, 1):
+        assert_same(ended[rank]["state"], whole[rank]["state"])
+        assert ended[rank]["windows"] == whole[rank]["windows"][stop:]
 
 
 def test_each_rank_writes_its_share_and_no_tensor_is_there_twice(both: Both, tmp_path: Path) -> None:
