@@ -21,6 +21,7 @@ import torch
 from checkpoints.runs import Net, Run, assert_same, forked
 from halfstep import Checkpoints
 from halfstep.checkpoint import tensor_file
+from halfstep.engine.finish import Finish
 
 KILLS = 7
 EPOCHS = 30
@@ -62,7 +63,7 @@ def after(module: Any, name: str, die: Callable[..., None]) -> None:
 PLACES: dict[str, tuple[int, Callable[[Callable[..., None]], object]]] = {
     "in a forward": (8, lambda die: before(Net, "forward", die)),
     "after a backward": (8, lambda die: after(torch.autograd, "backward", die)),
-    "before or after a step": (24, lambda die: (before(torch.optim.AdamW, "step", die), after(torch.optim.AdamW, "step", die))),
+    "before or after a step": (12, lambda die: (before(Finish, "_step", die), after(Finish, "_step", die))),
     "while a checkpoint is written": (90, lambda die: after(tensor_file, "_write", die)),
     "before bytes or names are on the disk": (16, lambda die: before(os, "fsync", die)),
     "before or after a checkpoint takes its place": (12, lambda die: (before(os, "replace", die), after(os, "replace", die))),
