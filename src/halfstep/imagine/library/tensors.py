@@ -150,6 +150,10 @@ def _name(value: Value) -> str:
     return getattr(value, "name", "") or "value"
 
 
+NO_SUCH_TARGET = -1
+"""The `ignore_index` that nanoGPT's loops have on data of one length, in which no target is -1."""
+
+
 def loss(state: Calls, name: str, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
     """A named criterion."""
     from halfstep.imagine.library.externals import flat
@@ -161,7 +165,7 @@ def loss(state: Calls, name: str, args: Args, kwargs: Kwargs, node: ast.AST) -> 
     made = derive(*tensors) if tensors else Tensor(grad=state.grad_enabled)
     made.divisors = ()
     made.reduction = {"batchmean": "mean"}.get(reduction or "", reduction)
-    if kwargs.get("ignore_index") is not None and reduction == "mean":
+    if kwargs.get("ignore_index") not in (None, NO_SUCH_TARGET) and reduction == "mean":
         made.reduction = "token_mean"
     if state.region is not None:
         made.dtype = "float"
