@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 from torch.optim.swa_utils import AveragedModel
 
 from distributed.conftest import Both
-from distributed.jobs import Deal, Job, Trained, assert_equals_one_process, mine, train
+from distributed.jobs import Deal, Job, Trained, assert_equals_one_process, batch_of, mine, train
 from halfstep import Engine
 from halfstep.config.run import LoraRun
 from halfstep.engine import assembly
@@ -199,3 +202,67 @@ def test_a_language_model_in_shards_trains_as_in_one_process(both: Both, adapter
     assert_near(first[0], one[0], rtol=1e-4, atol=1e-5)
     assert first[2] == one[2]
     assert all("lora" in name for name in one[2]) is adapters
+
+
+@sharded
+def test_pure_bf16_is_equal_on_both_ranks(both: Both, sharding: str) -> None:
+    first, second = both(train, sharded_job(sharding, [EVEN, UNEVEN, ALONE], precision="bf16-pure"))
+    assert first.told == second.told
+    assert_bitwise(first.state, second.state)
+    assert {value.dtype for name, value in first.state.items() if name.startswith("/model")} == {torch.bfloat16}
+
+
+class Branches(nn.Module):
+    """A batch of odd length takes one way, of even length another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.left, self.right = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        taken: Tensor = (self.left if len(x) % 2 else self.right)(x)
+        return taken
+
+
+def test_ranks_may_use_different_parameters(both: Both) -> None:
+    """What no rank uses in a window has a gradient of zeros there, which momentum would act on: each is used by some."""
+    windows: list[Deal] = [[[[0], [1]], [[2, 3], [4, 5]]], [[[0, 1], [2]], [[4], [5, 6]]], [[], [[8, 9], [10]]]]
+    given = {"sharding": "zero2", "find_unused_parameters": True}
+    job = Job(windows=windows, model=Branches, weights=RAGGED, given=given)
+    assert_equals_one_process(job, both(train, job))
+
+
+def given_in_shards() -> nn.Module:
+    """A model that its owner sharded."""
+    model = blocks_model()
+    if dist.is_initialized():
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    return model
+
+
+def test_a_model_that_was_sharded_already_is_taken_as_it_is(both: Both) -> None:
+    job = Job(windows=[UNEVEN, ALONE, EVEN], model=given_in_shards, weights=RAGGED, given={"clip_norm": 0.05})
+    ranks = both(train, job)
+    assert_equals_one_process(job, ranks)
+    assert ranks[0].choices["sharding"] == "zero3 (the model was given in shards)"
+
+
+def train_in_own_windows(sharding: str, windows: list[Deal]) -> dict[str, Any]:
+    model = blocks_model()
+    engine = Engine(model, SGD(model.parameters(), lr=0.1), precision="fp32", clip_norm=0.5, sharding=sharding)
+    job = Job(windows=windows, weights=RAGGED)
+    for deal in windows:
+        with engine.window() as window:
+            for batch in (batch_of(job, each) for each in mine(deal)):
+                with window.forward():
+                    total, weight = weighted_loss(engine.model, batch)
+                window.backward(total, weight)
+    return state(model)
+
+
+@sharded
+def test_windows_of_the_callers_own_reduce_in_every_backward(both: Both, sharding: str) -> None:
+    first, second = both(train_in_own_windows, sharding, [EVEN] * 3)
+    assert_bitwise(first, second)
+    assert_near(first, train_in_own_windows("auto", [EVEN] * 3), rtol=1e-5, atol=2e-6)

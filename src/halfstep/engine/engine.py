@@ -56,7 +56,7 @@ class Engine:
             optimizer is given its new parameters.
         checkpoint_activations: compute the activations of repeated blocks again in backward instead of keeping them.
         find_unused_parameters: whether parameters can take part in some micro-batches and not in others; gradients are then
-            reduced after the last backward instead of during it.
+            reduced after the last backward instead of during it. In a sharded model, what no rank used gets a gradient of zeros.
         halve_on_out_of_memory: compute micro-batches in halves, from then on, when memory runs out.
         scaler: how the FP16 loss scale moves.
         max_skips: updates skipped in a row, for reasons that no loss scale cures, that stop the run.
