@@ -14,6 +14,7 @@ from halfstep.events.vocabulary import Place, Turn
 from halfstep.record.syntax import Loop, Syntax, syntax_of
 
 PACKAGE = str(Path(__file__).parents[1])
+_ENGINE = str(Path(PACKAGE) / "engine")
 _RUNNING = str(Path(__file__).with_name("running.py"))
 _LIBRARY = re.compile(r"[/\\](site-packages|dist-packages)[/\\]|[/\\]lib[/\\]python3[^/\\]*[/\\]|^<")
 _FRAMEWORK = re.compile(
@@ -42,6 +43,7 @@ class Code:
     syntax: Syntax | None
     """None for a library's code."""
     framework: bool = False
+    engine: bool = False
     outermost: bool = False
     """Our own code that runs the script: what lies above it is not the script's."""
     sites: dict[int, Site] = field(default_factory=dict)
@@ -82,6 +84,8 @@ class Here:
     function: str
     framework: bool
     """Called through a framework, which scales and divides itself."""
+    engine: bool = False
+    """Called through our engine, whose divisor is a reference that its step takes out again."""
 
 
 class Moment(Enum):
@@ -119,7 +123,7 @@ class Places:
         """The place of whoever calls, `depth` frames up."""
         frame: FrameType | None = sys._getframe(depth)
         tracking = sys.gettrace() is None
-        framework, fresh = False, True
+        framework, engine, fresh = False, False, True
         sites: list[Site] = []
         turns: list[Turn] = []
         while frame is not None:
@@ -128,6 +132,7 @@ class Places:
                 break
             if code.syntax is None:
                 framework = framework or code.framework
+                engine = engine or code.engine
                 if tracking:
                     fresh = frame.f_trace is None
                     frame.f_trace = frame.f_trace or _SEEN
@@ -140,19 +145,22 @@ class Places:
                     if not isinstance(track, Track):
                         track = frame.f_trace = Track()
                     runs = self._follow(track, site, frame.f_lasti, fresh, moment if len(sites) == 1 else Moment.PLAIN)
-                    turns[:0] = [run.turn for run in runs]
+                    own = [run.turn for run in runs]
+                    if moment is Moment.END and len(sites) == 1 and runs and runs[-1].loop is site.header:
+                        own.pop()
+                    turns[:0] = own
                     fresh = new
             frame = frame.f_back
-        return self._made(sites, tuple(turns), framework)
+        return self._made(sites, tuple(turns), framework, engine)
 
-    def _made(self, sites: list[Site], turns: tuple[Turn, ...], framework: bool) -> Here:
+    def _made(self, sites: list[Site], turns: tuple[Turn, ...], framework: bool, engine: bool) -> Here:
         if not sites:
-            return Here(None, (), turns, "", framework)
+            return Here(None, (), turns, "", framework, engine)
         key = tuple(map(id, sites))
         stack = self._stacks.get(key)
         if stack is None:
             stack = self._stacks[key] = tuple(site.place for site in reversed(sites))
-        return Here(sites[0].place, stack, turns, sites[0].function, framework)
+        return Here(sites[0].place, stack, turns, sites[0].function, framework, engine)
 
     def _follow(self, track: Track, site: Site, lasti: int, fresh: bool, moment: Moment) -> list[Run]:
         """The runs of the loops around a site, moved on by what is new since the frame's last event."""
@@ -163,7 +171,7 @@ class Places:
         again = lasti < track.lasti or (lasti == track.lasti and fresh)
         if site.header is not None:
             again = self._at_header(runs, shared, site.header, lasti - track.lasti, fresh, moment)
-            if moment in (Moment.FETCH, Moment.PLAIN) and len(runs) > shared and runs[shared].loop is site.header:
+            if moment is not Moment.BEGIN and len(runs) > shared and runs[shared].loop is site.header:
                 shared += 1
             if moment is Moment.FETCH:
                 loops = (*loops, site.header)
@@ -202,7 +210,7 @@ class Places:
         library = path.startswith(PACKAGE) or _LIBRARY.search(path) is not None
         syntax = None if library else syntax_of(path)
         framework = library and _FRAMEWORK.search(path) is not None
-        known = self._codes[id(code)] = Code(code, syntax, framework, outermost=path == _RUNNING)
+        known = self._codes[id(code)] = Code(code, syntax, framework, engine=path.startswith(_ENGINE), outermost=path == _RUNNING)
         return known
 
     def _look(self, code: Code, frame: FrameType) -> Site:

@@ -67,7 +67,8 @@ class _Teller:
         for draft in drafts:
             yield from self.left(draft)
             yield from self.entered(draft)
-            yield self.event(draft)
+            if not self.still_runs(draft):
+                yield self.event(draft)
         if last:
             for number in reversed(list(self.open)):
                 yield from self.closed(number)
@@ -77,11 +78,12 @@ class _Teller:
         """Ends of loops that this event lies outside of."""
         running = {turn.loop for turn in draft.here.loops}
         for number in reversed(list(self.open)):
-            if number not in running:
-                if draft.kind is EpochEnd and self.open[number].loader == draft.fields["loader"]:
-                    del self.open[number]
-                elif draft.kind is not Made or draft.here.loops:
-                    yield from self.closed(number)
+            if number not in running and not self.still_runs(draft) and (draft.kind is not Made or draft.here.loops):
+                yield from self.closed(number)
+
+    def still_runs(self, draft: Draft) -> bool:
+        """A loader that reads ahead says its end before the last turn of its loop: the epoch ends where the loop is left."""
+        return draft.kind is EpochEnd and any(loop.loader == draft.fields["loader"] for loop in self.open.values())
 
     def closed(self, number: int) -> Iterator[Event]:
         loop = self.open.pop(number)

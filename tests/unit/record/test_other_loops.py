@@ -92,6 +92,28 @@ for step in range(6):
     opt_g.step()
 """
 
+ENGINE = """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from halfstep import Engine
+
+data = TensorDataset(torch.randn(36, 4), torch.randint(0, 2, (36,)))
+loader = DataLoader(data, batch_size=4, shuffle=True)
+model = nn.Linear(4, 2)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def loss(model, batch):
+    x, y = batch
+    return nn.functional.cross_entropy(model(x), y, reduction="sum"), len(y)
+
+
+engine = Engine(model, optimizer, loss=loss, precision="PRECISION", accumulate=4, clip_norm=1.0)
+for update in engine.updates(loader, epochs=2):
+    pass
+"""
+
 
 def needs(*packages: str) -> pytest.MarkDecorator:
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
@@ -120,3 +142,10 @@ def test_a_right_loop_of_another_library_is_heard_and_has_no_fault(
 def test_a_gan_whose_discriminator_keeps_the_generators_gradients_is_found(run: Callable[..., Any]) -> None:
     watched = run(GAN.replace("    opt_d.zero_grad()\n", ""))
     assert "grad-zero-missing" in watched.rules()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_the_engines_own_loop_passes_every_rule(run: Callable[..., Any], precision: str) -> None:
+    watched = run(ENGINE.replace("PRECISION", precision))
+    assert watched.heard[0].updates == 6
+    assert watched.findings() == []

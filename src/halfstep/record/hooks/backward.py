@@ -85,7 +85,7 @@ def _fields(rec: Recorder, loss: torch.Tensor, gradient: Any, line: _Line, here:
         "optimizers": line.optimizers,
         "models": line.models,
         "scaler": scaler,
-        "divisors": reading.divisors + _by_gradient(gradient),
+        "divisors": () if here.engine else reading.divisors + _by_gradient(gradient),
         "reduction": reading.reduction,
         "region": rec.region(),
         "forward_regions": tuple(dict.fromkeys(r for _, p in passes for r in p.regions)),
