@@ -15,6 +15,7 @@ from halfstep.errors import SourceError, UsageError
 from halfstep.findings.finding import Finding, Safety, Severity
 from halfstep.findings.registry import Rule
 from halfstep.imagine.edits import Editor, applied
+from halfstep.imagine.fixing.actions import fix_of, together
 from halfstep.imagine.project import parse
 from halfstep.imagine.source import Source, decoded, files_under, read
 from halfstep.imagine.story import tell
@@ -157,9 +158,9 @@ def _elsewhere(findings: list[Finding]) -> list[Finding]:
 
 
 def _with_fix(finding: Finding, editor: Editor, safety: Safety) -> Finding:
-    if finding.request is None:
+    if finding.request is None or finding.request.place.path != finding.path:
         return finding
-    return replace(finding, fix=editor.fix(finding.request, safety))
+    return replace(finding, fix=fix_of(editor, finding.request, safety))
 
 
 def _in_cell(finding: Finding, source: Source) -> Finding:
@@ -174,7 +175,7 @@ def fixed(source: Source, rules: tuple[Rule, ...], settings: Settings, safety: s
     text = source.text
     for _ in range(MAX_ROUNDS):
         findings = check_source(replace(source, text=text), rules, settings)
-        edits = [e for f in findings if f.fix is not None and f.fix.safety in safety for e in f.fix.edits]
+        edits = together(f.fix for f in findings if f.fix is not None and f.fix.safety in safety)
         after = applied(text, edits) if edits else text
         if after == text or parse(after) is None:
             return text

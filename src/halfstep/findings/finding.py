@@ -64,13 +64,15 @@ class Found:
 class FixRequest:
     """What should change, in terms of statements at places; the editor turns it into text edits.
 
-    `action` is `insert-before`, `insert-after`, `delete`, `move-before`, `move-after`, `replace` or `keyword`.
+    `action` names one of `halfstep.imagine.fixing.actions`, whose docstring says what `text` and `other` are to it.
     """
 
     action: str
     place: Place
     text: str = ""
     other: Place | None = None
+    position: int | None = None
+    """Of the argument of a keyword that may also be given without its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

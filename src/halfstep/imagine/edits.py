@@ -1,12 +1,14 @@
-"""Text edits at exact places, and the editor that turns what a rule asks for into such edits."""
+"""Text edits at exact places of a source, and the editor that knows the source by its tree."""
 
 from __future__ import annotations
 
-import re
+import ast
 from collections.abc import Iterable
 
 from halfstep.events.vocabulary import Place
-from halfstep.findings.finding import Edit, Fix, FixRequest, Safety
+from halfstep.findings.finding import Edit
+from halfstep.imagine.converting.syntax import Syntax, end_line, first_line
+from halfstep.imagine.project import parse
 
 
 def applied(source: str, edits: Iterable[Edit]) -> str:
@@ -37,17 +39,58 @@ def _offset(starts: list[int], line: int, column: int) -> int:
 
 
 class Editor:
-    """Makes fixes for one source."""
+    """One source, asked by place and edited by statement."""
 
     def __init__(self, source: str) -> None:
         self.source = source
         self.lines = source.splitlines()
+        self._syntax: Syntax | None = None
 
-    def fix(self, request: FixRequest, safety: Safety) -> Fix | None:
-        """The fix that a rule asks for, or None where the text does not allow a sure edit."""
-        handler = _ACTIONS.get(request.action)
-        edits = handler(self, request) if handler is not None and request.place.line <= len(self.lines) else None
-        return Fix(tuple(edits), safety, request.action) if edits else None
+    @property
+    def syntax(self) -> Syntax:
+        """The tree of the source, made at the first asking."""
+        if self._syntax is None:
+            tree = parse(self.source)
+            assert tree is not None, "a finding is of a source that can be parsed"
+            self._syntax = Syntax(self.source, tree, "")
+        return self._syntax
+
+    def call(self, place: Place | None) -> ast.Call | None:
+        """The call at a place."""
+        nodes = self.syntax.nodes_at(place) if place is not None else []
+        return next((n for n in nodes if isinstance(n, ast.Call)), None)
+
+    def statement(self, place: Place | None) -> ast.stmt | None:
+        """The innermost statement around a place, if it can be moved with its lines."""
+        found = self.syntax.statement_at(place) if place is not None else None
+        return found if found is not None and self.syntax.has_lines_alone(found) else None
+
+    def before(self, statement: ast.stmt, *texts: str) -> Edit:
+        """New lines before a statement, with its indentation."""
+        line = first_line(statement)
+        indent = self.syntax.indent(statement)
+        return Edit(line, 0, line, 0, "".join(f"{indent}{text}\n" for text in texts))
+
+    def after(self, statement: ast.stmt, *texts: str) -> Edit:
+        """New lines after a statement, with its indentation."""
+        line = end_line(statement)
+        indent, end = self.syntax.indent(statement), len(self.lines[line - 1])
+        return Edit(line, end, line, end, "".join(f"\n{indent}{text}" for text in texts))
+
+    def cut(self, statement: ast.stmt) -> Edit:
+        """A statement taken out with its lines."""
+        return Edit(first_line(statement), 0, end_line(statement) + 1, 0, "")
+
+    def between(self, first: ast.stmt | ast.expr, last: ast.stmt | ast.expr, text: str) -> Edit:
+        """Another text from the beginning of a node to the end of another."""
+        end = end_line(last)
+        return Edit(
+            first.lineno, self.column(first.lineno, first.col_offset), end, self.column(end, last.end_col_offset or 0), text
+        )
+
+    def swap(self, node: ast.expr, text: str) -> Edit:
+        """Another text for a node."""
+        return self.between(node, node, text)
 
     def text(self, place: Place) -> str:
         """The source of a place on one line, else nothing."""
@@ -78,181 +121,3 @@ class Editor:
         """A new line after a line, with its indentation."""
         end = len(self.lines[line - 1])
         return [Edit(line, end, line, end, f"\n{self.indent(line)}{text}")]
-
-
-def _unscale_before(editor: Editor, request: FixRequest) -> list[Edit] | None:
-    scaler, optimizer = request.text.split("|")
-    if not editor.alone(request.place):
-        return None
-    prefix = _prefix(editor, scaler), _prefix(editor, optimizer)
-    if None in prefix:
-        return None
-    return editor.insert_before(request.place.line, f"{prefix[0]}.unscale_({prefix[1]})")
-
-
-def _prefix(editor: Editor, name: str) -> str | None:
-    """How the source writes an object: `name` or `self.name`."""
-    own = re.search(rf"\bself\.{re.escape(name)}\b", editor.source)
-    plain = re.search(rf"(?<![\w.]){re.escape(name)}\b", editor.source)
-    if own and plain:
-        return None
-    return f"self.{name}" if own else name if plain else None
-
-
-def _update_after(editor: Editor, request: FixRequest) -> list[Edit] | None:
-    match = re.match(r"\s*([\w.]+)\.step\(", editor.lines[request.place.line - 1])
-    if match is None or not editor.alone(request.place) or f"{match.group(1)}.update(" in editor.source:
-        return None
-    return editor.insert_after(request.place.line, f"{match.group(1)}.update()")
-
-
-def _delete(editor: Editor, request: FixRequest) -> list[Edit] | None:
-    line = request.place.line
-    if not editor.alone(request.place) or editor.lines[line - 1].strip() != editor.text(request.place):
-        return None
-    return [Edit(line, 0, line + 1, 0, "")]
-
-
-def _insert_before(editor: Editor, request: FixRequest) -> list[Edit] | None:
-    return editor.insert_before(request.place.line, request.text) if editor.alone(request.place) else None
-
-
-def _insert_after(editor: Editor, request: FixRequest) -> list[Edit] | None:
-    return editor.insert_after(request.place.line, request.text) if editor.alone(request.place) else None
-
-
-def _zero_before(editor: Editor, request: FixRequest) -> list[Edit] | None:
-    name = _prefix(editor, request.text)
-    return editor.insert_before(request.place.line, f"{name}.zero_grad()") if name and editor.alone(request.place) else None
-
-
-def _scale_loss(editor: Editor, request: FixRequest) -> list[Edit] | None:
-    text = editor.text(request.place)
-    match = re.fullmatch(r"([\w.]+)\.backward\((.*)\)", text)
-    scaler = _prefix(editor, request.text)
-    if match is None or scaler is None:
-        return None
-    new = f"{scaler}.scale({match.group(1)}).backward({match.group(2)})"
-    return [_replace(editor, request.place, new)]
-
-
-def _replace(editor: Editor, place: Place, text: str) -> Edit:
-    return Edit(
-        place.line,
-        editor.column(place.line, place.column),
-        place.end_line,
-        editor.column(place.end_line, place.end_column),
-        text,
-    )
-
-
-def _replace_whole(editor: Editor, request: FixRequest) -> list[Edit] | None:
-    return [_replace(editor, request.place, request.text)] if editor.text(request.place) else None
-
-
-def _wrap_text(editor: Editor, request: FixRequest) -> list[Edit] | None:
-    text = editor.text(request.place)
-    return [_replace(editor, request.place, request.text.replace("{}", text))] if text else None
-
-
-def _keyword(editor: Editor, request: FixRequest) -> list[Edit] | None:
-    text = editor.text(request.place)
-    name = request.text.split("=")[0]
-    if not text.endswith(")"):
-        return None
-    if re.search(rf"\b{name}=", text):
-        new = re.sub(rf"\b{name}=[^,()]+(\([^()]*\))?", request.text, text, count=1)
-    else:
-        comma = "" if text.endswith("(" + ")") else ", "
-        new = f"{text[:-1]}{comma}{request.text})"
-    return [_replace(editor, request.place, new)]
-
-
-def _modernise(editor: Editor, request: FixRequest) -> list[Edit] | None:
-    name, device = request.text.split("|")
-    text = editor.text(request.place)
-    match = re.fullmatch(r"([\w.]+)\((.*)\)", text, re.S)
-    if match is None or not re.search(r"^\s*import torch\b(?!\.)", editor.source, re.M):
-        return None
-    arguments = match.group(2).strip()
-    first = re.match(r"[^,=]+(?=,|$)", arguments)
-    if first and arguments and "=" not in arguments.split(",")[0]:
-        if name == "GradScaler":
-            return None
-        arguments = f"enabled={arguments}"
-        if arguments.count(",") and "=" not in arguments.split(",", 1)[1]:
-            return None
-    inside = f'"{device}"' + (f", {arguments}" if arguments else "")
-    return [_replace(editor, request.place, f"torch.amp.{name}({inside})")]
-
-
-def _finfo(editor: Editor, request: FixRequest) -> list[Edit] | None:
-    text = editor.text(request.place)
-    match = re.fullmatch(r"([\w.]+)\.masked_fill(_?)\((.+), *-\d[\d.e]*\)", text)
-    if match is None:
-        return None
-    subject, mark, mask = match.groups()
-    return [_replace(editor, request.place, f"{subject}.masked_fill{mark}({mask}, torch.finfo({subject}.dtype).min)")]
-
-
-def _dedent_tail(editor: Editor, request: FixRequest) -> list[Edit] | None:
-    """Move the last statements of a `with` block out of it."""
-    line = request.place.line
-    indent = editor.indent(line)
-    if len(indent) < 4 or not editor.alone(request.place):
-        return None
-    header = next((n for n in range(line - 1, 0, -1) if editor.lines[n - 1].strip() and len(editor.indent(n)) < len(indent)), 0)
-    if not header or not re.match(r"\s*with\b.*:\s*$", editor.lines[header - 1]) or header == line - 1:
-        return None
-    outer = editor.indent(header)
-    edits: list[Edit] = []
-    number = line
-    while number <= len(editor.lines):
-        text = editor.lines[number - 1]
-        if text.strip() and not editor.indent(number).startswith(indent):
-            break
-        if text.strip():
-            edits.append(Edit(number, 0, number, len(indent), outer))
-        number += 1
-    return edits
-
-
-def _move_before(editor: Editor, request: FixRequest) -> list[Edit] | None:
-    return _move(editor, request, after=False)
-
-
-def _move_after(editor: Editor, request: FixRequest) -> list[Edit] | None:
-    return _move(editor, request, after=True)
-
-
-def _move(editor: Editor, request: FixRequest, after: bool) -> list[Edit] | None:
-    target, place = request.other, request.place
-    if target is None or target.path != place.path or not (editor.alone(place) and editor.alone(target)):
-        return None
-    if editor.lines[place.line - 1].strip() != editor.text(place):
-        return None
-    if editor.indent(place.line) != editor.indent(target.line) and len(editor.lines) <= place.line:
-        return None
-    lines = (
-        editor.insert_after(target.line, editor.text(place)) if after else editor.insert_before(target.line, editor.text(place))
-    )
-    return [*lines, Edit(place.line, 0, place.line + 1, 0, "")]
-
-
-_ACTIONS = {
-    "unscale-before": _unscale_before,
-    "update-after": _update_after,
-    "delete": _delete,
-    "insert-before": _insert_before,
-    "insert-after": _insert_after,
-    "scale-loss": _scale_loss,
-    "zero-before": _zero_before,
-    "replace": _replace_whole,
-    "wrap": _wrap_text,
-    "keyword": _keyword,
-    "modernise": _modernise,
-    "finfo": _finfo,
-    "dedent-tail": _dedent_tail,
-    "move-before": _move_before,
-    "move-after": _move_after,
-}

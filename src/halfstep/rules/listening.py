@@ -23,6 +23,7 @@ from halfstep.events.vocabulary import (
     Unscale,
     ZeroGrad,
 )
+from halfstep.findings.finding import FixRequest
 
 
 @dataclass(slots=True)
@@ -271,6 +272,12 @@ def cleared_elsewhere(trace: Trace, story: Story, optimizer: Ref) -> bool:
 def whole(trace: Trace, ref: Ref | None) -> bool:
     """Whether everything that happens to an object was heard, so that an absence means something."""
     return ref is not None and not ref.escaped and not (trace.repeated and ref.given)
+
+
+def into_window(trace: Trace, event: Event, optimizer: Ref, action: str = "move-into") -> FixRequest | None:
+    """To do once a window, where the optimizer steps, what is done for every micro-batch."""
+    step = next((s.place for s in trace.of(Step) if s.optimizer == optimizer), None)
+    return FixRequest(action, event.place, other=step) if event.place is not None and step is not None else None
 
 
 __all__ = ["Turn", "accumulation", "call_site", "hear", "in_loader_loop", "optimizers", "same_turn", "whole", "windows"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import SchedulerStep
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS406",
@@ -48,6 +48,7 @@ def train(model, loader, evaluate, epochs=2):
         accuracy = evaluate(model)
         scheduler.step(accuracy)
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -71,4 +72,6 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         falls = bool(DOWN.search(name)) and not UP.search(name)
         wanted = "max" if rises != negated else "min"
         if (rises or falls) and mode in ("min", "max") and mode != wanted:
-            yield Found(event.place, f'`{name}` should be watched with mode="{wanted}", but the scheduler uses "{mode}"')
+            made = trace.made(event.scheduler)
+            fix = FixRequest("keyword", made.place, f'mode="{wanted}"', position=1) if made is not None and made.place else None
+            yield Found(event.place, f'`{name}` should be watched with mode="{wanted}", but the scheduler uses "{mode}"', fix)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Numeric
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS611",
@@ -56,6 +56,7 @@ def train(model, dataset, epochs=2):
             total += loss.item() * len(x)
         print(total / len(loader.dataset))
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -63,4 +64,8 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     """Such a division, wherever it is."""
     for event in trace.of(Numeric):
         if event.kind == "mean over dataset":
-            yield Found(event.place, "a sum of batch means is divided by the number of samples")
+            yield Found(event.place, "a sum of batch means is divided by the number of samples", _fix(event))
+
+
+def _fix(event: Numeric) -> FixRequest | None:
+    return FixRequest("count-batches", event.place) if event.place is not None else None

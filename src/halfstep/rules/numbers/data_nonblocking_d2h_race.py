@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import RacyRead
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS607",
@@ -43,10 +43,12 @@ def train(model, loader, epochs=2):
             optimizer.step()
             out = model(x).to("cpu").numpy()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """Reads of copies in flight."""
     for event in trace.of(RacyRead):
-        yield Found(event.copied, "this copy to the host may not have arrived when it is read")
+        fix = FixRequest("drop-keyword", event.copied, "non_blocking")
+        yield Found(event.copied, "this copy to the host may not have arrived when it is read", fix)

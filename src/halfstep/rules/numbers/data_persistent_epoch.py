@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Made, SetEpoch
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS603",
@@ -77,6 +77,7 @@ def train(model, epochs=2):
             nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -86,4 +87,5 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     for event in trace.of(SetEpoch):
         for loader in loaders:
             if loader.facts.get("dataset") == event.target and event.serial > loader.serial and event.loops:
-                yield Found(event.place, "persistent workers never see this value: they hold a copy from their start")
+                fix = FixRequest("keyword", loader.place, "persistent_workers=False") if loader.place is not None else None
+                yield Found(event.place, "persistent workers never see this value: they hold a copy from their start", fix)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Ref, ScalerUpdate, Step, ZeroGrad
+from halfstep.events.vocabulary import Place, Ref, ScalerUpdate, Step, ZeroGrad
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 from halfstep.rules.listening import hear
 
 CARD = Card(
@@ -60,6 +60,7 @@ def train(model, other, loader, epochs=2):
             scaler.step(second)
             scaler.update()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -77,8 +78,13 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
                 early.pop(optimizer, None)
         elif isinstance(event, Step) and event.scaler is not None:
             if event.optimizer in early:
-                yield Found(
-                    early[event.optimizer].place, f"the scale is updated while `{event.optimizer.name}` still waits for its step"
-                )
+                early_at = early[event.optimizer].place
+                message = f"the scale is updated while `{event.optimizer.name}` still waits for its step"
+                yield Found(early_at, message, _fix(trace, event, early_at))
             early.pop(event.optimizer, None)
             stepped = event.optimizer
+
+
+def _fix(trace: Trace, step: Step, early: Place | None) -> FixRequest | None:
+    later = next((e.place for e in trace.of(ScalerUpdate) if e.serial > step.serial), None)
+    return FixRequest("delete-early", early, other=later) if early is not None and later is not None else None

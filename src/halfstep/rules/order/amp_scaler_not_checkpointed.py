@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Save, Step
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS117",
@@ -51,6 +51,7 @@ def train(model, loader, epochs=2):
             scaler.update()
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, "last.pt")
 """,
+    fix=Safety.SAFE,
 )
 
 
@@ -61,4 +62,6 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         return
     for event in trace.of(Save):
         if "optimizer" in event.states and not event.states & {"scaler", "?"}:
-            yield Found(event.place, "the checkpoint holds the optimizer but not the state of the loss scaler")
+            step = next(s.place for s in trace.of(Step) if s.scaler is not None)
+            fix = FixRequest("save-state", event.place, "scaler", step) if event.place and step and len(scalers) == 1 else None
+            yield Found(event.place, "the checkpoint holds the optimizer but not the state of the loss scaler", fix)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Place, Ref, Step
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS118",
@@ -49,6 +49,7 @@ def train(model, loader, epochs=2):
             scaler.step(optimizer)
             scaler.update()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -61,4 +62,4 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             numbers = used.setdefault(event.optimizer, {}).setdefault(scaler.place, set())
             numbers.add(scaler.number)
             if len(numbers) > 1:
-                yield Found(scaler.place, "the loss scaler is made anew and forgets its scale")
+                yield Found(scaler.place, "the loss scaler is made anew and forgets its scale", FixRequest("hoist", scaler.place))

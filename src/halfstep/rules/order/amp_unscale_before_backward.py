@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Backward, Ref, Step, Unscale
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 from halfstep.rules.listening import hear
 
 CARD = Card(
@@ -52,20 +52,23 @@ def train(model, loader, epochs=2):
             scaler.step(optimizer)
             scaler.update()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """An unscale without gradients, followed by a scaled backward before the step."""
     early: dict[Ref, Unscale] = {}
-    filled: set[Ref] = set()
+    filled: dict[Ref, Backward] = {}
     for event, accounts in hear(trace):
         if isinstance(event, Unscale) and not accounts[event.optimizer].pending:
             early[event.optimizer] = event
         elif isinstance(event, Backward) and event.scaler is not None:
-            filled.update(o for o in event.optimizers if o in early)
+            filled.update({o: event for o in event.optimizers if o in early})
         elif isinstance(event, Step):
             if event.optimizer in filled and event.scaler is not None:
-                yield Found(early[event.optimizer].place, f"`unscale_` of `{event.optimizer.name}` runs before its backward pass")
+                place, last = early[event.optimizer].place, filled[event.optimizer].place
+                fix = FixRequest("move-after", place, other=last) if place is not None and last is not None else None
+                yield Found(place, f"`unscale_` of `{event.optimizer.name}` runs before its backward pass", fix)
             early.pop(event.optimizer, None)
-            filled.discard(event.optimizer)
+            filled.pop(event.optimizer, None)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Ref, Unscale
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 from halfstep.rules.listening import hear
 
 CARD = Card(
@@ -58,15 +58,18 @@ def train(model, loader, epochs=2):
             scaler.step(optimizer)
             scaler.update()
 """,
+    fix=Safety.SAFE,
 )
 
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """A second unscale of gradients that were not cleared or stepped since the first."""
-    first: dict[Ref, int] = {}
+    first: dict[Ref, Unscale] = {}
     for event, accounts in hear(trace):
         if isinstance(event, Unscale):
             account = accounts[event.optimizer]
-            if event.optimizer in first and account.pending and account.pending[0].serial < first[event.optimizer]:
-                yield Found(event.place, f"gradients of `{event.optimizer.name}` are unscaled a second time")
-            first[event.optimizer] = event.serial
+            if event.optimizer in first and account.pending and account.pending[0].serial < first[event.optimizer].serial:
+                before = first[event.optimizer].place
+                fix = FixRequest("delete-again", event.place, other=before) if event.place and before != event.place else None
+                yield Found(event.place, f"gradients of `{event.optimizer.name}` are unscaled a second time", fix)
+            first[event.optimizer] = event

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Backward, Clip, Ref, Step
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 from halfstep.rules.listening import hear, same_turn
 
 CARD = Card(
@@ -46,13 +46,14 @@ def train(model, loader, epochs=2):
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """A clip without gradients of this turn, then a backward pass and a step without a clip."""
     early: dict[Ref, Clip] = {}
-    filled: set[Ref] = set()
+    filled: dict[Ref, Backward] = {}
     for event, accounts in hear(trace):
         if isinstance(event, Clip):
             for optimizer in event.optimizers:
@@ -62,9 +63,11 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
                 if not accounts[optimizer].pending and not after_step and event.kind not in ("divide", "edit"):
                     early[optimizer] = event
         elif isinstance(event, Backward):
-            filled.update(o for o in event.optimizers if o in early and same_turn(early[o], event))
+            filled.update({o: event for o in event.optimizers if o in early and same_turn(early[o], event)})
         elif isinstance(event, Step):
             if event.optimizer in early and event.optimizer in filled and not event.closure:
-                yield Found(early[event.optimizer].place, "gradients are clipped before the backward pass fills them")
+                place, last = early[event.optimizer].place, filled[event.optimizer].place
+                fix = FixRequest("move-after", place, other=last) if place is not None and last is not None else None
+                yield Found(place, "gradients are clipped before the backward pass fills them", fix)
             early.pop(event.optimizer, None)
-            filled.discard(event.optimizer)
+            filled.pop(event.optimizer, None)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Backward, Clip, Step, ZeroGrad
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 from halfstep.rules.listening import concerned, same_turn
 
 CARD = Card(
@@ -48,6 +48,7 @@ def train(model, loader, epochs=2):
             nn.utils.clip_grad_norm_(params, 1.0)
             optimizer.step()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -56,7 +57,8 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     clips: list[Clip] = []
     for event in trace.events:
         if isinstance(event, Clip) and event.exhausted:
-            yield Found(event.place, "this generator of parameters was used up before: nothing is clipped")
+            fix = FixRequest("list-parameters", event.place) if event.place is not None else None
+            yield Found(event.place, "this generator of parameters was used up before: nothing is clipped", fix)
         elif isinstance(event, Clip) and event.kind in ("norm", "value"):
             clips.append(event)
         elif isinstance(event, Step):

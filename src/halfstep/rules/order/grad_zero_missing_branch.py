@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
+from halfstep.events.vocabulary import Place, Ref
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
-from halfstep.rules.listening import cleared_in, known_to_clear, optimizers, whole, windows
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
+from halfstep.rules.listening import accumulation, alike, cleared_in, known_to_clear, optimizers, whole, windows
 
 CARD = Card(
     code="HS302",
@@ -51,6 +52,7 @@ def train(model, loader, use_amp=False, epochs=2):
             loss.backward()
             optimizer.step()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -63,4 +65,16 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             continue
         parts = [w for w in windows(trace, optimizer) if w.step is not None and w.backwards]
         if len(parts) >= 2:
-            yield Found(parts[0].backwards[0].place, f"the gradients of `{optimizer.name}` are not cleared on this path")
+            yield Found(
+                parts[0].backwards[0].place,
+                f"the gradients of `{optimizer.name}` are not cleared on this path",
+                _fix(story, parts[0].backwards[0].place, optimizer),
+            )
+
+
+def _fix(story: Story, backward: Place | None, optimizer: Ref) -> FixRequest | None:
+    """To clear before the backward pass, where no path accumulates."""
+    twins = [(t, o) for t in story.traces for o in optimizers(t) if alike(o) == alike(optimizer)]
+    single = all(len([b for b in w.backwards if b.place == backward]) < 2 for t, o in twins for w in windows(t, o) if w.wiped)
+    single = single and not any(accumulation(t, o) for t, o in twins)
+    return FixRequest("zero-before", backward, optimizer.name) if backward is not None and single and optimizer.name else None

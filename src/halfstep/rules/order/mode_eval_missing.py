@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Backward, EpochBegin, EpochEnd, Forward, Mode
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS702",
@@ -71,6 +71,7 @@ def train(loader, val_loader, epochs=2):
             with torch.no_grad():
                 total = nn.functional.mse_loss(model(x), y).item()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -85,7 +86,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         for event in forwards:
             matters = event.mode_dependent or (event.mode_dependent is None and event.model in asked)
             if event.training and event.model in trained and matters:
-                yield Found(begin.place, f"`{event.model.name}` is validated in training mode")
+                yield Found(begin.place, f"`{event.model.name}` is validated in training mode", _fix(trace, begin, event))
 
 
 def _passes(trace: Trace) -> Iterator[tuple[EpochBegin, list[Forward]]]:
@@ -103,3 +104,12 @@ def _passes(trace: Trace) -> Iterator[tuple[EpochBegin, list[Forward]]]:
             if any(map(NAMES.search, (begin.loader.name, begin.function, begin.called))):
                 yield begin, forwards
             begin = None
+
+
+def _fix(trace: Trace, begin: EpochBegin, forward: Forward) -> FixRequest | None:
+    """To set the mode before the loop, and back after it where nothing else does before training goes on."""
+    later = (e for e in trace.of(Mode, Backward) if e.serial > forward.serial)
+    following = next((e for e in later if isinstance(e, Backward) or (e.training and e.model == forward.model)), None)
+    back = "back" if isinstance(following, Backward) else ""
+    loop = begin.place
+    return FixRequest("evaluate", loop, back, forward.place) if loop is not None and forward.place is not None else None

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Backward, Mode, Ref
+from halfstep.events.vocabulary import Backward, Forward, Mode, Ref
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 from halfstep.rules.listening import call_site
 
 CARD = Card(
@@ -71,6 +71,7 @@ def train(loader, val_loader, epochs=2):
                 total = nn.functional.mse_loss(model(x), y).item()
         model.train()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -94,4 +95,14 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
                     yield Found(
                         call_site(mode, event),
                         f"training goes on in evaluation mode: `{model.name}.train()` is missing after this",
+                        _fix(trace, event, model),
                     )
+
+
+def _fix(trace: Trace, backward: Backward, model: Ref) -> FixRequest | None:
+    """To set the mode before the loop over batches."""
+    loop = next((t.place for t in reversed(backward.loops) if t.over == "loader"), None)
+    forwards = [
+        f.place for f in trace.of(Forward) if f.model == model and f.serial < backward.serial and f.loops == backward.loops
+    ]
+    return FixRequest("train", loop, other=forwards[-1]) if loop is not None and forwards else None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Made, ModuleReplaced, Step
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS401",
@@ -43,6 +43,7 @@ def train(model, loader, epochs=2):
             nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -53,7 +54,10 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         stepped = {s.optimizer for s in later}
         made_later = [m for m in trace.of(Made) if m.what.kind == "optimizer" and m.serial > event.serial]
         if stepped & set(event.optimizers) and not made_later:
+            made = trace.made(next(iter(stepped & set(event.optimizers))))
+            fix = FixRequest("move-after", made.place, other=event.place) if made is not None and made.place is not None else None
             yield Found(
                 event.place,
                 f"`{event.module.name}` is put into `{event.model.name}` after the optimizer was built: it is not trained",
+                fix,
             )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Ref, SchedulerStep, Step
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS413",
@@ -46,6 +46,7 @@ def train(model, loader, epochs=2):
             optimizer.step()
             scheduler.step()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -62,5 +63,6 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
                     event.place,
                     f"`{event.scheduler.name}` was already moved for this step "
                     f"(line {before.place.line if before.place else '?'})",
+                    FixRequest("delete-again", event.place, other=before.place) if event.place and before.place else None,
                 )
             last[event.scheduler] = event

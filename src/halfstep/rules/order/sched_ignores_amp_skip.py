@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import ScaleRead, SchedulerStep, Step
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 from halfstep.rules.listening import same_turn
 
 CARD = Card(
@@ -59,6 +59,7 @@ def train(model, loader, epochs=2):
             if scaler.get_scale() >= before:
                 scheduler.step()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -72,4 +73,5 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         elif isinstance(event, ScaleRead):
             looked = True
         elif step is not None and not looked and same_turn(step, event) and len(step.loops) == len(event.loops):
-            yield Found(event.place, f"`{event.scheduler.name}` also moves when the scaler skipped the step")
+            fix = FixRequest("unless-skipped", event.place, other=step.place) if event.place and step.place else None
+            yield Found(event.place, f"`{event.scheduler.name}` also moves when the scaler skipped the step", fix)

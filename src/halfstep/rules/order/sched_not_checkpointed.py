@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Save, SchedulerStep
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS408",
@@ -48,6 +48,7 @@ def train(model, loader, epochs=2):
         state = {"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
         torch.save(state, "last.pt")
 """,
+    fix=Safety.SAFE,
 )
 
 
@@ -58,4 +59,10 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         return
     for event in trace.of(Save):
         if "optimizer" in event.states and not event.states & {"scheduler", "?"}:
-            yield Found(event.place, "the checkpoint holds the optimizer but not the state of the scheduler")
+            move = next(e.place for e in trace.of(SchedulerStep))
+            fix = (
+                FixRequest("save-state", event.place, "scheduler", move)
+                if event.place and move and len(schedulers) == 1
+                else None
+            )
+            yield Found(event.place, "the checkpoint holds the optimizer but not the state of the scheduler", fix)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import SchedulerStep, Step
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS410",
@@ -47,6 +47,7 @@ def train(model, loader, epochs=2):
             optimizer.step()
         scheduler.step()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -61,5 +62,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         still = any(s.optimizer == old and s.serial > event.serial for s in trace.of(Step))
         renewed = [s for s in trace.of(SchedulerStep) if s.optimizer in newer]
         if newer and not still and not renewed:
-            yield Found(newer[0].place, f"`{event.scheduler.name}` still drives the `{old.name}` that is replaced here")
+            made = trace.made(event.scheduler)
+            fix = FixRequest("move-after", made.place, other=newer[0].place) if made is not None and made.place else None
+            yield Found(newer[0].place, f"`{event.scheduler.name}` still drives the `{old.name}` that is replaced here", fix)
             return

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Load, Made, Ref
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS409",
@@ -50,20 +50,22 @@ def train(model, loader, path, epochs=2):
             optimizer.step()
         scheduler.step()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """A scheduler made after a load into its optimizer, without telling it where it is."""
     loaded: dict[Ref, Load] = {}
-    made: list[tuple[Ref, Made]] = []
+    made: list[tuple[Ref, Made, Load]] = []
     for event in trace.of(Load, Made):
         if isinstance(event, Load) and event.target is not None:
             loaded[event.target] = event
-            made = [(o, m) for o, m in made if o != event.target]
+            made = [m for m in made if m[0] != event.target]
         elif isinstance(event, Made) and event.what.kind == "scheduler":
             args, optimizer = event.facts.get("args"), event.facts.get("optimizer")
             if optimizer in loaded and isinstance(optimizer, Ref) and not (isinstance(args, dict) and "last_epoch" in args):
-                made.append((optimizer, event))
-    for _, event in made:
-        yield Found(event.place, "this constructor writes the initial learning rate over the one that was loaded")
+                made.append((optimizer, event, loaded[optimizer]))
+    for _, late, load in made:
+        fix = FixRequest("move-before", late.place, other=load.place) if late.place is not None and load.place else None
+        yield Found(late.place, "this constructor writes the initial learning rate over the one that was loaded", fix)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Made, Place, Ref
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS517",
@@ -66,6 +66,7 @@ def train(model, dataset, epochs=2):
             nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -85,4 +86,5 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             yield Found(
                 place if isinstance(place, Place) else made.place,
                 "every rank uses GPU 0: call `torch.cuda.set_device(local_rank)` first",
+                next((FixRequest("set-device", m.place) for m in trace.of(Made) if m.what.kind == "group" and m.place), None),
             )

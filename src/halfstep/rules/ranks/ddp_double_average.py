@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Backward, Clip
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS519",
@@ -68,6 +68,7 @@ def train(model, dataset, epochs=2):
             nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -76,7 +77,8 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     for event in trace.of(Backward):
         for divisor in event.divisors:
             if "world" in divisor.tags and event.ddp and not divisor.tags & {"loader", "accum"}:
-                yield Found(divisor.place, "DDP averages over the ranks already: do not divide the loss by the world size")
+                fix = FixRequest("undivide", divisor.place) if divisor.place is not None else None
+                yield Found(divisor.place, "DDP averages over the ranks already: do not divide the loss by the world size", fix)
     last: Backward | None = None
     for after in trace.of(Backward, Clip):
         if isinstance(after, Backward):

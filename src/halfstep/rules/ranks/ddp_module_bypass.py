@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Backward
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS504",
@@ -67,6 +67,7 @@ def train(model, dataset, epochs=2):
             nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -75,5 +76,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     for event in trace.of(Backward):
         if event.bypassed is not None and not event.ddp and not event.by_framework:
             yield Found(
-                event.bypassed, "this forward pass bypasses the DDP wrapper: its gradients are not averaged over the ranks"
+                event.bypassed,
+                "this forward pass bypasses the DDP wrapper: its gradients are not averaged over the ranks",
+                FixRequest("call-wrapper", event.bypassed),
             )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Backward, EpochBegin, Made, Ref, SetEpoch
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS501",
@@ -66,6 +66,7 @@ def train(model, dataset, epochs=2):
             nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -84,8 +85,17 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             yield Found(
                 constant or passes[0].place,
                 f"`{sampler.name or 'the sampler'}` is not told the epoch: every epoch has the same order",
+                _fix(trace, passes, sampler) if constant is None else None,
             )
 
 
 def _trains(trace: Trace, passes: list[EpochBegin]) -> bool:
     return any(b.serial > passes[0].serial for b in trace.of(Backward))
+
+
+def _fix(trace: Trace, passes: list[EpochBegin], sampler: Ref) -> FixRequest | None:
+    """To tell it the number of the loop over epochs, the innermost around all passes."""
+    shared = passes[0].loops[-1:]
+    loop = shared[0].place if shared and all(e.loops[-1:] and e.loops[-1].loop == shared[0].loop for e in passes) else None
+    made = trace.made(sampler)
+    return FixRequest("set-epoch", loop, other=made.place) if loop is not None and made is not None and made.place else None

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Backward, Save
+from halfstep.events.vocabulary import Backward, Made, Save
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS511",
@@ -70,6 +70,7 @@ def train(model, dataset, epochs=2):
         if dist.get_rank() == 0:
             torch.save(model.module.state_dict(), "last.pt")
 """,
+    fix=Safety.SAFE,
 )
 
 
@@ -83,4 +84,11 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         if "rank" in event.guards or event.by_rank_aware:
             continue
         if trace.rank not in (None, 0) or (trace.rank is None and not others and not guarded - {event.place}):
-            yield Found(event.place, "every rank writes this file")
+            fix = FixRequest("first-rank", event.place) if event.place and _grouped(story, event) else None
+            yield Found(event.place, "every rank writes this file", fix)
+
+
+def _grouped(story: Story, save: Save) -> bool:
+    """Whether there is a process group to ask for the rank wherever this is saved."""
+    saving = [t for t in story.traces if any(e.place == save.place for e in t.of(Save))]
+    return all(any(m.what.kind == "group" for m in t.of(Made)) for t in saving)

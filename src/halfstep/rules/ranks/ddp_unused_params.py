@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Backward, Made
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS518",
@@ -86,6 +86,7 @@ def train(dataset, epochs=2):
             nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -95,4 +96,5 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     for made in trace.of(Made):
         names = made.facts.get("unused modules")
         if made.what in used_ddp and not made.facts.get("find_unused") and isinstance(names, tuple) and names:
-            yield Found(made.place, f"the forward pass does not use `{names[0]}`: DDP raises in the second iteration")
+            fix = FixRequest("keyword", made.place, "find_unused_parameters=True") if made.place is not None else None
+            yield Found(made.place, f"the forward pass does not use `{names[0]}`: DDP raises in the second iteration", fix)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Made, Place
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS609",
@@ -45,6 +45,7 @@ def train(model, dataset, epochs=2):
             nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
 """,
+    fix=Safety.SAFE,
 )
 
 
@@ -55,4 +56,4 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         if made.what.kind == "loader" and made.place is not None:
             before = first.setdefault(made.place, made)
             if before is not made and made.loops and [t.loop for t in before.loops] == [t.loop for t in made.loops]:
-                yield Found(made.place, "this loader is built anew in every turn of the loop")
+                yield Found(made.place, "this loader is built anew in every turn of the loop", FixRequest("hoist", made.place))

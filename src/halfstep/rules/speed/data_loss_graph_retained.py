@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Backward, Fetch, Place, Retain, Step
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 from halfstep.rules.listening import call_site
 
 CARD = Card(
@@ -48,6 +48,7 @@ def train(model, loader, epochs=2):
             optimizer.step()
             losses.append(loss.detach())
 """,
+    fix=Safety.SAFE,
 )
 
 
@@ -62,7 +63,8 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             continue
         earlier = first[event.container]
         if _turns(trace, earlier, event):
-            yield Found(_site(trace, event, backward), f"a tensor with its graph is kept in `{event.name}` over steps")
+            fix = FixRequest("detach", event.place) if event.place is not None else None
+            yield Found(_site(trace, event, backward), f"a tensor with its graph is kept in `{event.name}` over steps", fix)
 
 
 def _site(trace: Trace, event: Retain, backward: Backward | None) -> Place | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Backward, NoSyncEnter
+from halfstep.events.vocabulary import Backward, NoSyncEnter, Step
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 from halfstep.rules.listening import accumulation, optimizers
 
 CARD = Card(
@@ -78,6 +78,7 @@ def train(model, dataset, accumulate=4, epochs=2):
                 optimizer.step()
                 optimizer.zero_grad()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -90,4 +91,6 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             continue
         first = next((b for b in trace.of(Backward) if optimizer in b.optimizers and b.ddp and not b.by_framework), None)
         if first is not None:
-            yield Found(first.place, "gradients are reduced over the ranks on every micro-batch")
+            step = next((s.place for s in trace.of(Step) if s.optimizer == optimizer), None)
+            fix = FixRequest("no-sync", first.place, first.ddp[0].name, step) if first.place is not None and step else None
+            yield Found(first.place, "gradients are reduced over the ranks on every micro-batch", fix)

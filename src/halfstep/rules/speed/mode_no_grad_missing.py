@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Backward, EpochBegin, EpochEnd, Forward
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS703",
@@ -71,6 +71,7 @@ def train(loader, val_loader, epochs=2):
             with torch.no_grad():
                 total = nn.functional.mse_loss(model(x), y).item()
 """,
+    fix=Safety.SAFE,
 )
 
 
@@ -91,5 +92,6 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             begin = None
         elif begin is not None and first is not None and first.model in trained:
             if any(map(NAMES.search, (begin.loader.name, begin.function, begin.called))):
-                yield Found(begin.place, "validation builds graphs: use `torch.no_grad()`")
+                fix = FixRequest("no-grad", begin.place) if begin.place is not None else None
+                yield Found(begin.place, "validation builds graphs: use `torch.no_grad()`", fix)
             begin = None

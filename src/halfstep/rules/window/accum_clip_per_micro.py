@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Backward, Clip, Ref, Step, ZeroGrad
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
-from halfstep.rules.listening import accumulation, hear
+from halfstep.findings.finding import Found, Safety, Severity
+from halfstep.rules.listening import accumulation, hear, into_window
 
 CARD = Card(
     code="HS207",
@@ -48,6 +48,7 @@ def train(model, loader, accumulate=4, epochs=2):
                 optimizer.step()
                 optimizer.zero_grad()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -67,4 +68,8 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
                 if clip is not None and any(b.stack == event.stack for b in accounts[optimizer].pending):
                     way = accumulation(trace, optimizer)
                     if way is not None and trace.exception is None:
-                        yield Found(clip.place, "gradients are clipped on every micro-batch instead of once a window")
+                        yield Found(
+                            clip.place,
+                            "gradients are clipped on every micro-batch instead of once a window",
+                            into_window(trace, clip, optimizer, "move-into-before"),
+                        )

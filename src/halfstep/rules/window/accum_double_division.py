@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Backward, Clip
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 from halfstep.rules.listening import accumulation, optimizers
 
 CARD = Card(
@@ -46,6 +46,7 @@ def train(model, loader, accumulate=4, epochs=2):
                 optimizer.step()
                 optimizer.zero_grad()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -61,4 +62,5 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
                 d for d in backward.divisors if optimizer in backward.optimizers and (d.value == way.size or "accum" in d.tags)
             ]
             if len(same) >= 2 or (same and by_gradient):
-                yield Found(same[-1].place, f"the loss is divided by the window of {way.size} a second time")
+                fix = FixRequest("undivide", same[-1].place) if same[-1].place is not None else None
+                yield Found(same[-1].place, f"the loss is divided by the window of {way.size} a second time", fix)

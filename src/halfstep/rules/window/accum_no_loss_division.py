@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Clip
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 from halfstep.rules.listening import accumulation, optimizers, windows
 
 CARD = Card(
@@ -46,6 +46,7 @@ def train(model, loader, accumulate=4, epochs=2):
                 optimizer.step()
                 optimizer.zero_grad()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -60,4 +61,6 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         for window in windows(trace, optimizer):
             for backward in window.backwards if window.step is not None and (window.size > 1 or way.wiped) else ():
                 if not backward.divisors and backward.reduction in ("mean", "token_mean"):
-                    yield Found(backward.place, f"the mean losses of {way.size} micro-batches are added up without division")
+                    step = window.step.place if window.step is not None else None
+                    fix = FixRequest("divide", backward.place, other=step) if backward.place is not None and step else None
+                    yield Found(backward.place, f"the mean losses of {way.size} micro-batches are added up without division", fix)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Backward, Place, Ref, Step
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 from halfstep.rules.listening import accumulation, optimizers
 
 CARD = Card(
@@ -50,6 +50,7 @@ def train(model, loader, accumulate=4, epochs=2):
                 optimizer.step()
                 optimizer.zero_grad()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -64,7 +65,8 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             continue
         if sizes[0] in (1, way.size - 1, way.size + 1):
             step = next(s for s in trace.of(Step) if s.optimizer == optimizer)
-            yield Found(step.place, f"the first window has {sizes[0]} micro-batches, the second {sizes[1]}")
+            fix = FixRequest("count-from-one", step.place) if step.place is not None and sizes[0] == 1 else None
+            yield Found(step.place, f"the first window has {sizes[0]} micro-batches, the second {sizes[1]}", fix)
 
 
 def _gaps(trace: Trace, optimizer: Ref) -> list[int]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import AverageUpdate, Backward, Ref, Step
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
-from halfstep.rules.listening import accumulation, call_site, optimizers
+from halfstep.findings.finding import Found, Safety, Severity
+from halfstep.rules.listening import accumulation, call_site, into_window, optimizers
 
 CARD = Card(
     code="HS210",
@@ -50,6 +50,7 @@ def train(model, loader, accumulate=4, epochs=2):
                 optimizer.zero_grad()
                 ema.update_parameters(model)
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -67,5 +68,8 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             backward = event
         elif isinstance(event, AverageUpdate) and backward is not None:
             if event.target in last and backward.serial > last[event.target].serial:
-                yield Found(call_site(event, backward), "the average of weights is updated on micro-batches that do not step")
+                fix = into_window(trace, event, next(o for o in optimizers(trace) if accumulation(trace, o)))
+                yield Found(
+                    call_site(event, backward), "the average of weights is updated on micro-batches that do not step", fix
+                )
             last[event.target] = event

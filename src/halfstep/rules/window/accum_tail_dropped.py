@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import EpochEnd, Event, Fetch, Place, Ref, RunEnd, Step, ZeroGrad
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 from halfstep.rules.listening import accumulation, hear, optimizers
 
 CARD = Card(
@@ -46,6 +46,7 @@ def train(model, loader, accumulate=4, epochs=2):
                 optimizer.step()
                 optimizer.zero_grad()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -69,6 +70,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
                     yield Found(
                         _guard(trace, optimizer),
                         f"the last micro-batches of an epoch are left over: `{optimizer.name}` does not step at its end",
+                        _fix(trace, ended, _guard(trace, optimizer)),
                     )
                 ended = None
 
@@ -83,3 +85,8 @@ def _clears(trace: Trace, optimizer: Ref) -> bool:
 
 def _guard(trace: Trace, optimizer: Ref) -> Place | None:
     return next((s.place for s in trace.of(Step) if s.optimizer == optimizer), None)
+
+
+def _fix(trace: Trace, ended: EpochEnd, step: Place | None) -> FixRequest | None:
+    sized = not trace.fact(ended.loader, "iterable")
+    return FixRequest("step-at-end", step) if step is not None and sized else None

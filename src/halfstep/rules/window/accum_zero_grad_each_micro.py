@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import ZeroGrad
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
-from halfstep.rules.listening import accumulation, hear, optimizers, windows
+from halfstep.findings.finding import Found, Safety, Severity
+from halfstep.rules.listening import accumulation, hear, into_window, optimizers, windows
 
 CARD = Card(
     code="HS202",
@@ -46,6 +46,7 @@ def train(model, loader, accumulate=4, epochs=2):
                 optimizer.step()
                 optimizer.zero_grad()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -63,5 +64,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
                 lost = [b for b in accounts[optimizer].pending if b.stack in stepped and b.loops and event.loops]
                 if any(b.loops[-1].loop in {t.loop for t in event.loops} for b in lost):
                     yield Found(
-                        event.place, f"`{optimizer.name}` loses the gradients of the micro-batches before: clear once a window"
+                        event.place,
+                        f"`{optimizer.name}` loses the gradients of the micro-batches before: clear once a window",
+                        into_window(trace, event, optimizer),
                     )

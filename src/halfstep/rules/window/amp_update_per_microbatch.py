@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Backward, Ref, ScalerUpdate, Step, ZeroGrad
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
-from halfstep.rules.listening import Account, hear
+from halfstep.findings.finding import Found, Safety, Severity
+from halfstep.rules.listening import Account, hear, into_window
 
 CARD = Card(
     code="HS105",
@@ -55,6 +55,7 @@ def train(model, loader, accumulate=4, epochs=2):
                 scaler.update()
                 optimizer.zero_grad()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -76,7 +77,8 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         elif isinstance(event, Backward):
             for optimizer in event.optimizers:
                 if optimizer in early and _again(event, accounts[optimizer]):
-                    yield Found(early[optimizer].place, "the loss scale is updated on micro-batches that do not step")
+                    fix = into_window(trace, early[optimizer], optimizer)
+                    yield Found(early[optimizer].place, "the loss scale is updated on micro-batches that do not step", fix)
 
 
 def _again(event: Backward, account: Account) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Ref, SchedulerStep, Step
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
-from halfstep.rules.listening import accumulation
+from halfstep.findings.finding import Found, Safety, Severity
+from halfstep.rules.listening import accumulation, into_window
 
 CARD = Card(
     code="HS404",
@@ -50,6 +50,7 @@ def train(model, loader, accumulate=4, epochs=2):
                 optimizer.zero_grad()
                 scheduler.step()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -64,7 +65,10 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         moves = sum(e.scheduler == event.scheduler for e in trace.of(SchedulerStep))
         steps = sum(e.optimizer == event.optimizer for e in trace.of(Step))
         if moves >= steps * max(2, way.size - 1):
-            yield Found(event.place, f"`{event.scheduler.name}` moves on every micro-batch, its optimizer once in {way.size}")
+            fix = into_window(trace, event, event.optimizer) if event.optimizer is not None else None
+            yield Found(
+                event.place, f"`{event.scheduler.name}` moves on every micro-batch, its optimizer once in {way.size}", fix
+            )
             return
 
 

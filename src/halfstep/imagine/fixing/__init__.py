@@ -1,0 +1,1 @@
+"""What rules ask to be changed, as edits of the text."""

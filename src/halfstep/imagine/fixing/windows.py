@@ -1,0 +1,94 @@
+"""Fixes of accumulation: the test that ends a window, and the division by its size."""
+
+from __future__ import annotations
+
+import ast
+
+from halfstep.findings.finding import Edit, FixRequest
+from halfstep.imagine.converting.syntax import bound_names, read_names
+from halfstep.imagine.edits import Editor
+
+
+def step_at_end(editor: Editor, request: FixRequest) -> list[Edit] | None:
+    """The window also ends with the last batch of the loader."""
+    found = _boundary(editor, request)
+    if found is None:
+        return None
+    guard, _, counted, start, loader = found
+    if _remainder(guard.test) is None or start not in (0, 1):
+        return None
+    last = f"{counted} + 1" if start == 0 else counted
+    return [editor.swap(guard.test, f"{editor.syntax.text(guard.test)} or {last} == len({loader})")]
+
+
+def count_from_one(editor: Editor, request: FixRequest) -> list[Edit] | None:
+    """`i % n` becomes `(i + 1) % n` where `i` counts from 0."""
+    found = _boundary(editor, request)
+    if found is None:
+        return None
+    guard, _, counted, start, _ = found
+    parts = guard.test.values if isinstance(guard.test, ast.BoolOp) and isinstance(guard.test.op, ast.Or) else [guard.test]
+    counts = [m.left for m in map(_remainder, parts) if m is not None]
+    if start != 0 or len(counts) != 1 or not isinstance(counts[0], ast.Name) or counts[0].id != counted:
+        return None
+    return [editor.swap(counts[0], f"({counted} + 1)")]
+
+
+def divide(editor: Editor, request: FixRequest) -> list[Edit] | None:
+    """The loss of a micro-batch is divided by the size of the window that the step (`other`) ends."""
+    found, call = _boundary(editor, FixRequest("", request.other)) if request.other else None, editor.call(request.place)
+    if found is None or call is None or not isinstance(call.func, ast.Attribute) or call.func.attr != "backward":
+        return None
+    guard, loop, *_ = found
+    sizes = [m.right for m in map(_remainder, ast.walk(guard.test)) if m is not None]
+    if len(sizes) != 1 or not isinstance(sizes[0], (ast.Name, ast.Attribute)) or read_names(sizes[0]) & bound_names(loop):
+        return None
+    if editor.syntax.function(call) is not editor.syntax.function(loop):
+        return None
+    loss, size = call.func.value, editor.syntax.text(sizes[0])
+    scaled = isinstance(loss, ast.Call) and isinstance(loss.func, ast.Attribute) and loss.func.attr == "scale"
+    if isinstance(loss, ast.Call) and scaled and len(loss.args) == 1:
+        inner = loss.args[0]
+        plain = isinstance(inner, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
+        return [
+            editor.swap(inner, f"{editor.syntax.text(inner)} / {size}" if plain else f"({editor.syntax.text(inner)}) / {size}")
+        ]
+    if isinstance(loss, (ast.Name, ast.Attribute, ast.Call)):
+        return [editor.swap(loss, f"({editor.syntax.text(loss)} / {size})")]
+    return None
+
+
+def _remainder(node: ast.AST) -> ast.BinOp | None:
+    """The division of `a % n == 0`."""
+    if not isinstance(node, ast.Compare) or len(node.ops) != 1 or not isinstance(node.ops[0], ast.Eq):
+        return None
+    zero = isinstance(node.comparators[0], ast.Constant) and node.comparators[0].value == 0
+    return node.left if zero and isinstance(node.left, ast.BinOp) and isinstance(node.left.op, ast.Mod) else None
+
+
+def _boundary(editor: Editor, request: FixRequest) -> tuple[ast.If, ast.For, str, int, str] | None:
+    """The `if` around a step, and the loop over `enumerate(loader)` around that; only where no other test repeats it."""
+    step = editor.statement(request.place)
+    guard = editor.syntax.parents.get(step) if step is not None else None
+    loop = editor.syntax.parents.get(guard) if guard is not None else None
+    if not isinstance(guard, ast.If) or step not in guard.body or not isinstance(loop, ast.For) or guard not in loop.body:
+        return None
+    call, target = loop.iter, loop.target
+    if not isinstance(call, ast.Call) or ast.unparse(call.func) != "enumerate" or not isinstance(target, ast.Tuple):
+        return None
+    source, index = call.args[0] if call.args else None, target.elts[0]
+    given = [*call.args[1:], *(k.value for k in call.keywords)]
+    start = given[0].value if given and isinstance(given[0], ast.Constant) else None if given else 0
+    others = [n for n in ast.walk(loop) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod) and not _within(guard.test, n)]
+    if (
+        not isinstance(source, (ast.Name, ast.Attribute))
+        or not isinstance(index, ast.Name)
+        or not isinstance(start, int)
+        or others
+    ):
+        return None
+    return guard, loop, index.id, start, editor.syntax.text(source)
+
+
+def _within(outer: ast.AST, inner: ast.AST) -> bool:
+    return any(node is inner for node in ast.walk(outer))
