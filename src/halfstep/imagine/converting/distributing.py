@@ -73,7 +73,9 @@ def _life(program: Program) -> tuple[Block, int, int]:
     """The innermost block in which model and loader are made and used."""
     kinds = ("model", "loader", "optimizer")
     making = [m for m in program.usual.of(Made) if m.what.kind in kinds and program.frames(m)]
-    training = next(f for f in program.usual.of(Forward) if f.grad_enabled)
+    training = next((f for f in program.usual.of(Forward) if f.grad_enabled), None)
+    if training is None:
+        raise NotSure("the model's forward pass is not heard")
     for frame in reversed(program.frames(training)):
         for block, index in program.syntax.blocks_up(frame.statement):
             where = [program.index_in(block, m) for m in making]
