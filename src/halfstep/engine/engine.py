@@ -147,10 +147,10 @@ class Engine:
         self.settle()
         before = len(self.ledger)
         for feed, everyone in self._reader.windows(loader, epochs, self._restore_randomness):
-            if self._has_applied(max_updates):
+            if self._performer.has_applied(max_updates):
                 return
             yield self._performer.perform(feed, everyone=everyone)
-            if self._has_applied(max_updates):
+            if self._performer.has_applied(max_updates):
                 return
         self.settle()
         if self.ledger.only_masked(since=before):
@@ -238,9 +238,3 @@ class Engine:
     def _restore_randomness(self) -> None:
         assert self._randomness is not None
         set_randomness(self._randomness, self.device)
-
-    def _has_applied(self, max_updates: int | None) -> bool:
-        if max_updates is None or self.ledger.applied + self._performer.settlement.pending < max_updates:
-            return False
-        self.settle()
-        return self.ledger.applied >= max_updates

@@ -62,6 +62,13 @@ class Performer:
         self.finish.clear()
         return self._end(self.accumulation.run(feed, everyone=everyone, new_window=self._new_window, clear=self.finish.clear))
 
+    def has_applied(self, num_updates: int | None) -> bool:
+        """Whether so many updates have been applied; the open one is settled where that decides it."""
+        if num_updates is None or self.settlement.ledger.applied + self.settlement.pending < num_updates:
+            return False
+        self.settlement.settle()
+        return self.settlement.ledger.applied >= num_updates
+
     @contextmanager
     def open_window(self) -> Iterator[Window]:
         """Make an update of the backwards that the caller runs in the `with` block; of none after an error."""
