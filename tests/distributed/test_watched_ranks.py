@@ -95,6 +95,15 @@ def test_right_ranks_under_torchrun_have_no_fault_and_one_report(tmp_path: Path)
     assert watched(tmp_path, LAUNCHED, "none", launched=True) == (0, [])
 
 
+def test_the_page_of_ranks_sets_them_side_by_side(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(STARTS)
+    page = tmp_path / "report.html"
+    command = [sys.executable, "-m", "halfstep", "watch", "--html", str(page), str(tmp_path / "train.py"), "fork", "none"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    assert "6 updates heard. No findings" in done.stdout
+    assert "came to its end" in page.read_text()
+
+
 def test_a_rank_that_raises_under_torchrun_still_gives_a_report(tmp_path: Path) -> None:
     code, _ = watched(tmp_path, LAUNCHED, "raise", launched=True)
     assert code == 1

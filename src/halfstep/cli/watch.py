@@ -88,7 +88,7 @@ def _reported(heard: list[Heard], ending: Ending, settings: Settings, args: argp
 def _write_page(path: Path, title: str, verdict: Verdict, ending: Ending) -> None:
     from halfstep.report.html import Watched, watched_page
 
-    parts = {process.rank or number: process.measured.get("parts", ()) for number, process in enumerate(verdict.heard)}
+    parts = {number: process.measured.get("parts", ()) for number, process in enumerate(verdict.heard)}
     facts = [("updates", str(sum(process.updates for process in verdict.heard))), ("ranks", str(len(verdict.heard)))]
     facts += [("how it ended", ending.words)] if ending.words else []
     findings = [_near(finding) for finding in verdict.findings]
@@ -167,4 +167,7 @@ def _print_text(verdict: Verdict, findings: list[Finding], ending: Ending, out: 
         print("\n".join(measured(verdict.heard[0].measured.get("parts", ()))), end="\n\n", file=out)
     updates = sum(process.updates for process in verdict.heard)
     ended = f" The script did not come to its end: {ending.words}." if ending.words else ""
-    print(f"halfstep watch: {updates} updates heard.{ended} {summary(len(findings), len(verdict.sources), 0)}", file=out)
+    print(
+        f"halfstep watch: {updates} update{'s' * (updates != 1)} heard.{ended} {summary(len(findings), len(verdict.sources), 0)}",
+        file=out,
+    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from halfstep.events.trace import Decision, Story, Trace
 from halfstep.findings.finding import Finding
 from halfstep.imagine.suppress import UNUSED, kept
-from halfstep.record.comparing import compared, unexplained
+from halfstep.record.comparing import compared, ranks_table, unexplained
 from halfstep.record.telling import Heard
 from halfstep.record.text import BY_TEXT, Text
 from halfstep.rules.judge import judge
@@ -37,7 +37,16 @@ def reach(heard: Sequence[Heard], settings: Settings) -> Verdict:
     measured = [*(f for process in heard for f in process.measured.get("findings", ())), *compared(heard)]
     asked = {card.name for card in settings.cards()}
     found = _joined(found, [f for f in measured if f.rule in asked])
-    return Verdict(_once(_unsuppressed(unexplained(found), text.sources)), text.sources, list(heard))
+    return Verdict(_once(_unsuppressed(unexplained(found), text.sources)), text.sources, _ranks(heard))
+
+
+def _ranks(heard: Sequence[Heard]) -> list[Heard]:
+    """The ranks in order, the first with a table of all; without ranks, every process."""
+    ranks = sorted((h for h in heard if h.rank is not None), key=lambda h: h.rank or 0) or list(heard)
+    table = ranks_table(ranks)
+    if table is not None:
+        ranks[0].measured = {**ranks[0].measured, "parts": [table, *ranks[0].measured.get("parts", ())]}
+    return ranks
 
 
 def _traces(process: Heard, text: Text) -> list[Trace]:
