@@ -52,17 +52,19 @@ def waits(quick: bool) -> Iterable[Row]:
     engine, window = engine_of()
     parameters = sum(p.numel() for p in engine.module.parameters())
     ours, synced, theirs, updates = [], [], [], []
+    our_processor_s, their_processor_s = [], []
     with scratch() as folder, Checkpoints(folder / "ours") as checkpoints:
         for round_ in range(4 if quick else 13):
             began = time.perf_counter()
             engine.update(window)
             updates.append(time.perf_counter() - began)
-            began = time.perf_counter()
+            began, busy = time.perf_counter(), time.thread_time()
             checkpoints.save(engine)
             ours.append(time.perf_counter() - began)
+            our_processor_s.append(time.thread_time() - busy)
             checkpoints.wait()
             synced.append(time.perf_counter() - began)
-            began = time.perf_counter()
+            began, busy = time.perf_counter(), time.thread_time()
             torch.save(
                 {
                     "model": engine.module.state_dict(),
@@ -72,11 +74,14 @@ def waits(quick: bool) -> Iterable[Row]:
                 folder / "theirs.pt",
             )
             theirs.append(time.perf_counter() - began)
+            their_processor_s.append(time.thread_time() - busy)
             if round_ == 0:
                 yield ratio_row(f"the first save of {parameters / 1e6:.0f} M parameters waits", "torch.save", ours, theirs)
                 ours, synced, theirs = [], [], []
     what = f"a save of {parameters / 1e6:.0f} M parameters keeps training waiting"
     yield ratio_row(what, "torch.save", ours, theirs, goal=Goal(bound=0.25))
+    busy_what = "processor time of the thread that waits"
+    yield ratio_row(busy_what, "torch.save", our_processor_s[1:], their_processor_s[1:])
     yield ratio_row("until that is on the disk, synced and renamed", "torch.save", synced, theirs)
     update = summarize(updates, "s")
     share = paired_ratio(ours, [UPDATES_PER_SAVE * update.value] * len(ours))
