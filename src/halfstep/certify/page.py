@@ -19,11 +19,9 @@ def to_text(certificate: Certificate) -> str:
 
 def _text(certificate: Certificate) -> Iterator[str]:
     for topic in Topic:
-        yield topic.value
-        for line in certificate.lines:
-            if line.topic is topic:
-                yield line_text(line)
-        yield ""
+        about = [line_text(line) for line in certificate.lines if line.topic is topic]
+        if about:
+            yield from (topic.value, *about, "")
 
 
 def line_text(line: Line) -> str:
