@@ -34,7 +34,10 @@ NAMES_TORCHS_VERSION = {
     "cli/env.py": "`halfstep env` reports it",
     "train/folder.py": "a run's folder records it",
 }
-MAY_END_THE_PROCESS = {"__main__.py": "the command line's door for `python -m halfstep`"}
+MAY_END_THE_PROCESS = {
+    "__main__.py": "the command line's door for `python -m halfstep`",
+    "bench/__main__.py": "the door for a trial's ranks: one that failed ends, so that the launcher ends the others",
+}
 
 
 def test_files_are_short() -> None:

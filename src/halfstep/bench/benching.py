@@ -6,8 +6,7 @@ import json
 import math
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +17,7 @@ from halfstep.bench.row import Row, Trial
 from halfstep.bench.trying import Task
 from halfstep.errors import ConfigError
 from halfstep.measure.stats import Measured, paired_ratio, summarize
+from halfstep.train.launch import python_command
 
 ROUNDS = 3
 UPDATES = 6
@@ -26,6 +26,10 @@ START_S = 180.0
 """Seconds that a process may take beyond the limit to start, to open the data and to end an update that it began."""
 COMPARED = 3
 """First updates whose losses are compared with FP32's: later ones drift apart, as any two roundings do."""
+
+QUESTION = "question.json"
+KILLED = "Signal 9 (SIGKILL)"
+"""What torchrun says of a rank that the system ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +91,21 @@ def bench(
     Raises:
         ConfigError: the configuration cannot be run at all.
     """
+    trials = measure(rows, config=config, settings=settings, rounds=rounds, updates=updates, limit_s=limit_s, told=told)
+    return compare(trials, rows[0])
+
+
+def measure(
+    rows: Sequence[Row],
+    *,
+    config: str | None,
+    settings: Sequence[str],
+    rounds: int,
+    updates: int,
+    limit_s: float,
+    told: Callable[[str], None],
+) -> dict[Row, list[Trial]]:
+    """The trials of each row, one a round until one fails; arguments and errors are those of `bench`."""
     trials: dict[Row, list[Trial]] = {row: [] for row in rows}
     for number in range(1, rounds + 1):
         for row in rows:
@@ -94,8 +113,13 @@ def bench(
                 continue
             told(f"round {number} of {rounds}: {row}")
             task = Task(config=config, settings=[*settings, *row.settings()], updates=updates, limit_s=limit_s)
-            trials[row].append(_in_a_process(task))
-    return [_result(row, trials[row], trials[rows[0]]) for row in rows]
+            trials[row].append(in_processes(task, row.processes))
+    return trials
+
+
+def compare(trials: Mapping[Row, Sequence[Trial]], first: Row) -> list[Result]:
+    """What the trials of each row say, against those of the first in the same rounds."""
+    return [_result(row, mine, trials[first]) for row, mine in trials.items()]
 
 
 def subject_of(config: str | None, settings: Sequence[str]) -> Subject:
@@ -107,29 +131,49 @@ def subject_of(config: str | None, settings: Sequence[str]) -> Subject:
     return Subject(**_answer({"config": config, "settings": list(settings)}, START_S))
 
 
-def _in_a_process(task: Task) -> Trial:
+def in_processes(task: Task, ranks: int) -> Trial:
+    """One trial, in as many processes of its own as there are ranks.
+
+    Raises:
+        ConfigError: the configuration cannot be run.
+    """
     try:
-        answer = _answer(asdict(task), task.limit_s + START_S)
+        answer = _answer(asdict(task), task.limit_s + START_S, ranks)
     except subprocess.TimeoutExpired:
         return Trial(failed=f"not measured: no update ended within {task.limit_s + START_S:.0f} s")
     found: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in answer.items()}
     return Trial(**found)
 
 
-def _answer(question: dict[str, Any], limit_s: float) -> dict[str, Any]:
+def _answer(question: dict[str, Any], limit_s: float, ranks: int = 1) -> dict[str, Any]:
     with TemporaryDirectory(prefix="halfstep-bench-") as folder:
-        path = Path(folder) / "answer.json"
-        command, asked = [sys.executable, "-m", "halfstep.bench", str(path)], json.dumps(question)
-        ended = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=limit_s, check=False)
-        if ended.returncode == -signal.SIGKILL:
-            return Trial(failed="does not fit: the system ended the process, as it does when memory runs out").to_dict()
-        if not path.exists():
-            words = (ended.stderr.strip().splitlines() or ["it said nothing"])[-1]
-            raise ConfigError(f"A trial failed: {words}")
-        answer: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        place = Path(folder)
+        (place / QUESTION).write_text(json.dumps(question), encoding="utf-8")
+        command, environment = python_command(["halfstep.bench", folder], processes=ranks)
+        code, complaint = _ended(command, environment, limit_s)
+        answers = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(place.glob("answer-*.json"))]
+    told = [answer for answer in answers if answer.get("failed")] or [answer for answer in answers if "refused" in answer]
+    if not told and (code == -signal.SIGKILL or KILLED in complaint):
+        return Trial(failed="does not fit: the system ended the process, as it does when memory runs out").to_dict()
+    if not told and len(answers) < ranks:
+        words = (complaint.strip().splitlines() or ["it said nothing"])[-1]
+        raise ConfigError(f"A trial failed: {words}")
+    answer: dict[str, Any] = (told or answers)[0]
     if "refused" in answer:
         raise ConfigError(answer["refused"])
     return answer
+
+
+def _ended(command: Sequence[str], environment: Mapping[str, str], limit_s: float) -> tuple[int, str]:
+    """Exit code and stderr. A process that is late is asked to end, so that torchrun ends its ranks."""
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            _, complaint = process.communicate(timeout=limit_s)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.communicate()
+    return process.returncode, complaint
 
 
 def _result(row: Row, trials: Sequence[Trial], first: Sequence[Trial]) -> Result:

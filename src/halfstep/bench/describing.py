@@ -14,8 +14,10 @@ import torch
 from halfstep.config.load import load
 from halfstep.config.options import Precision
 from halfstep.measure.hardware import describe
-from halfstep.precision.select import available
+from halfstep.measure.memory import free_bytes
+from halfstep.precision.select import available, candidates
 from halfstep.train.job import prepare
+from halfstep.train.opening import device_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,9 @@ class Subject:
         conditions: what else a reader must know, by name.
         unavailable: precisions that this device cannot train in, with the reason.
         model_config: the configuration of the model, for predictions; empty where it has none.
+        processes: ranks, as the configuration has them.
+        native: precisions that "auto" may choose here, FP32 first.
+        at_hand_bytes: memory that nobody used before the model was made, for each rank; None where that is not told.
     """
 
     device: str
@@ -45,11 +50,15 @@ class Subject:
     conditions: Mapping[str, str]
     unavailable: Mapping[str, str]
     model_config: Mapping[str, Any]
+    processes: int = 1
+    native: Sequence[str] = (str(Precision.FP32),)
+    at_hand_bytes: int | None = None
 
 
 def describe_subject(config: str | None, settings: Sequence[str]) -> Subject:
     """Prepare the run once, in FP32, and tell what it is."""
     written = load(None if config is None else Path(config), [*settings, "precision=fp32", "limits.updates=1"])
+    at_hand = free_bytes(device_of(written))
     job = prepare(written, started=datetime.now())
     run, machine = job.run, describe(job.device)
     cannot = {str(p): verdict.reason for p, verdict in available(job.device).items() if not verdict.value}
@@ -73,6 +82,9 @@ def describe_subject(config: str | None, settings: Sequence[str]) -> Subject:
         },
         unavailable=cannot,
         model_config=model_config.to_dict() if model_config is not None else {},
+        processes=run.processes,
+        native=[str(precision) for precision in candidates(job.device)],
+        at_hand_bytes=at_hand // run.processes if at_hand is not None and job.device.type == "cpu" else at_hand,
     )
 
 

@@ -15,7 +15,7 @@ from halfstep.measure.calibrating import calibrate
 from halfstep.plan.calibration import keep
 from halfstep.plan.memory import memory_bill
 from halfstep.plan.model_facts import Transformer, from_config
-from halfstep.plan.recipe import Checkpointing, Recipe
+from halfstep.plan.recipe import Checkpointing, Recipe, Sharding
 
 
 def predicted_bytes(subject: Subject, rows: Sequence[Row]) -> dict[str, int]:
@@ -23,7 +23,7 @@ def predicted_bytes(subject: Subject, rows: Sequence[Row]) -> dict[str, int]:
     model = _model(subject)
     if model is None or subject.sequence is None:
         return {}
-    again = subject.conditions["activation checkpointing"] == "on"
+    configured = subject.conditions["activation checkpointing"] == "on"
     return {
         str(row): round(
             memory_bill(
@@ -33,7 +33,9 @@ def predicted_bytes(subject: Subject, rows: Sequence[Row]) -> dict[str, int]:
                     sequence=subject.sequence,
                     accumulation=row.accumulate,
                     precision=row.precision,
-                    checkpointing=Checkpointing.FULL if again else Checkpointing.NONE,
+                    ranks=row.processes,
+                    sharding=Sharding.NONE if row.sharding is None else Sharding(str(row.sharding)),
+                    checkpointing=Checkpointing.FULL if _again(row, configured) else Checkpointing.NONE,
                     attention=Attention(subject.conditions["attention"]),
                     compiled=row.compile,
                 ),
@@ -41,6 +43,10 @@ def predicted_bytes(subject: Subject, rows: Sequence[Row]) -> dict[str, int]:
         )
         for row in rows
     }
+
+
+def _again(row: Row, configured: bool) -> bool:
+    return configured if row.checkpoint is None else row.checkpoint
 
 
 def keep_calibration(subject: Subject) -> str:

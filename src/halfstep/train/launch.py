@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SECONDS_TO_SAVE = 600
 """How long ranks that were told to end may take for their update and their model; torchrun's own answer is 30."""
+OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SLEEP_SOON = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "2000"}
 """OpenMP's word for it, and GNU's finer one: some 50 us of waiting, as long as threads differ on a quiet machine."""
 
@@ -77,6 +78,19 @@ def launch(command: Sequence[str], *, processes: int) -> int:
     except SignalException as error:
         return 128 + int(error.sigval)
     return 0
+
+
+def python_command(words: Sequence[str], *, processes: int) -> tuple[list[str], dict[str, str]]:
+    """The command `python -m WORDS`, as so many ranks of torchrun where there are several, and its environment.
+
+    The processor's cores are shared out as `launch` does. Called in a rank, what its launcher set is left out.
+    """
+    known = {name: value for name, value in os.environ.items() if name not in OF_A_RANK}
+    if processes == 1:
+        return [sys.executable, "-m", *words], known
+    known.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    many = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
+    return [sys.executable, "-m", *many, *words], known
 
 
 def _words(command: Sequence[str], processes: int) -> list[str]:
