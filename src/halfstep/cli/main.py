@@ -17,6 +17,7 @@ COMMANDS = {
     "convert": "turn a plain FP32 loop into a right mixed-precision, accumulating, distributed loop",
     "certify": "prove on your own model that the numbers are right",
     "bench": "measure precisions and batches for your own model on this machine",
+    "tune": "find the fastest safe way to train by running it, and write the configuration",
     "report": "the page of a run, or of several side by side",
     "explain": "explain a rule of check and watch",
     "env": "what this machine can do, measured, and what 'auto' would choose",
