@@ -208,8 +208,26 @@ LEFT = {
     ),
     "batch read beside its loss": (
         PLAIN + "        print(x.shape)\n",
-        {"engine": True},
+        {"engine": True, "accumulate": 4},
         "engine: line 16: `x` of a micro-batch is read beside its loss, and an update has only that",
+    ),
+    "gradients read": (
+        PLAIN.replace("loss.backward()\n", "loss.backward()\n        print(model.weight.grad.norm().item())\n"),
+        {"engine": True},
+        "engine: line 15: gradients are read or written, which the engine holds under its own scale",
+    ),
+    "window left": (
+        PLAIN.replace("        loss.backward()\n", "        if loss > 9:\n            continue\n        loss.backward()\n"),
+        {"engine": True},
+        "engine: line 15: the loop is left between forward and backward, where a window would have no loss",
+    ),
+    "norm used": (
+        PLAIN.replace(
+            "        optimizer.step()\n",
+            "        n = nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n        optimizer.step()\n        print(n, y)\n",
+        ),
+        {"engine": True},
+        "engine: line 15: what the clip returns is used",
     ),
 }
 

@@ -119,8 +119,10 @@ def test_check_finds_nothing_new_in_a_converted_script(name, precision, ddp):
     assert faults(converted(name, precision=precision, accumulate=4, ddp=ddp).text, path) <= faults(original(name), path)
 
 
-@pytest.mark.parametrize("accumulate", [1, 4])
-@pytest.mark.parametrize("name", ["plain", "validated"])
+ENGINE = ["closure", "iterator", "phases", "plain", "reference", "several_losses", "trainer", "validated", "with_helper"]
+
+
+@pytest.mark.parametrize(("name", "accumulate"), [*((name, 1) for name in ENGINE), ("plain", 4), ("validated", 4)])
 def test_loop_on_the_engine_makes_the_same_updates(name, accumulate, tmp_path, monkeypatch):
     result = converted(name, precision="fp32", engine=True, accumulate=accumulate)
     assert result.left == []
@@ -129,3 +131,93 @@ def test_loop_on_the_engine_makes_the_same_updates(name, accumulate, tmp_path, m
     engine, engine_losses = updates(result.text, tmp_path, monkeypatch)
     torch.testing.assert_close(engine, plain, rtol=1e-4, atol=1e-6)
     assert engine_losses == pytest.approx(plain_losses, rel=1e-4)
+
+
+HUGGING_FACE = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from types import SimpleNamespace
+
+
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(9, 8), nn.Linear(8, 3)
+
+    def forward(self, input_ids, labels):
+        logits = self.head(self.embed(input_ids).mean(1))
+        return SimpleNamespace(loss=nn.functional.cross_entropy(logits, labels), logits=logits)
+
+
+def train_epoch(net, batches, optimizer, lr_scheduler, device, limit):
+    right = 0
+    for step, batch in enumerate(batches):
+        batch = {k: v.to(device) for k, v in batch.items()}  # a dictionary
+        outputs = net(**batch)
+        loss = outputs.loss
+        loss.backward()
+        if limit > 0:
+            nn.utils.clip_grad_norm_(net.parameters(), limit)
+        for group in optimizer.param_groups:
+            group["weight_decay"] *= 0.9
+        optimizer.step()
+        lr_scheduler.step()
+        optimizer.zero_grad()
+        right += (outputs.logits.argmax(-1) == batch["labels"]).sum().item()
+        print("loss", loss.item())
+    return right / len(batches)
+
+
+def main(max_norm=0.3):
+    torch.manual_seed(3)
+    rows = [{"input_ids": torch.randint(9, (6,)), "labels": torch.tensor(i % 3)} for i in range(30)]
+    batches = DataLoader(rows, batch_size=6, shuffle=True)
+    device = torch.device("cpu")
+    model = Classifier()
+    optimizer = torch.optim.AdamW(
+        [{"params": [p for n, p in model.named_parameters() if "bias" not in n], "weight_decay": 0.1},
+         {"params": [p for n, p in model.named_parameters() if "bias" in n], "weight_decay": 0.0}], lr=0.02)
+    model.to(device)
+    lr_scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=10)
+    for epoch in range(2):
+        train_epoch(model, batches, optimizer, lr_scheduler, device, max_norm)
+        print("loss", lr_scheduler.get_last_lr()[0])
+
+
+main()
+"""
+
+
+def test_dictionaries_and_outputs_with_a_loss_run_in_a_window_made_where_the_optimizer_is(tmp_path, monkeypatch):
+    result = convert(HUGGING_FACE, "script.py", Wish(precision="fp32", engine=True), lambda text: faults(text, "script.py"))
+    assert result.left == []
+    made = result.text[result.text.index("    lr_scheduler = ") : result.text.index("    for epoch")]
+    assert "engine = halfstep.Engine(" in made
+    assert "clip_norm=max_norm if max_norm > 0 else None" in made
+    assert "scheduler=lr_scheduler" in made
+    plain, plain_losses = updates(HUGGING_FACE, tmp_path, monkeypatch)
+    engine, engine_losses = updates(result.text, tmp_path, monkeypatch)
+    torch.testing.assert_close(engine, plain, rtol=1e-4, atol=1e-6)
+    assert engine_losses == pytest.approx(plain_losses, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ENGINE)
+def test_check_finds_nothing_new_in_a_script_on_the_engine(name):
+    path = str(SCRIPTS / f"{name}.py")
+    assert faults(converted(name, precision="fp32", engine=True, accumulate=1).text, path) <= faults(original(name), path)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (
+            "accumulating",
+            "line 23: the optimizer does not step once in each turn that runs backward: the loop accumulates already",
+        ),
+        ("choices", "line 26: gradients are read or written, which the engine holds under its own scale"),
+        ("nano", "line 85: the optimizer does not step once in each turn that runs backward: the loop accumulates already"),
+    ],
+)
+def test_loop_that_no_window_holds_is_left_with_its_line(name, reason):
+    assert converted(name, precision="fp32", engine=True, accumulate=1).left == [f"engine: {reason}"]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from halfstep.events.vocabulary import Backward, Clip, EpochBegin, Event, Forward, Loss, SchedulerStep, Step, ZeroGrad
 from halfstep.imagine.converting.batches import BatchLoop, batch_loop
 from halfstep.imagine.converting.checkpoints import add_state
+from halfstep.imagine.converting.engine_windows import use_windows
 from halfstep.imagine.converting.imports import ensure
 from halfstep.imagine.converting.outcome import NotSure, Wish
 from halfstep.imagine.converting.patch import Patch
@@ -37,9 +38,26 @@ class _Parts:
 def use_engine(program: Program, wish: Wish) -> tuple[str, list[str]]:
     """The text with its loop on an engine, and what was done.
 
+    A loop whose statements fall into a loss and what the engine does runs over the engine's updates; any other keeps its
+    statements, with a window of the engine around forward and backward.
+
     Raises:
         NotSure: the loop is left; the message says why.
     """
+    if has_mixed_precision(program) or has_ranks(program) or has_half_parameters(program):
+        raise NotSure("the loop has a precision or ranks of its own, which the engine would do again")
+    for node in ast.walk(program.syntax.tree):
+        if isinstance(node, ast.Attribute) and node.attr == "grad":
+            raise NotSure("gradients are read or written, which the engine holds under its own scale", node.lineno)
+    try:
+        return _use_updates(program, wish)
+    except NotSure:
+        if wish.accumulate > 1:
+            raise
+    return use_windows(program, wish.precision)
+
+
+def _use_updates(program: Program, wish: Wish) -> tuple[str, list[str]]:
     _refuse(program, wish)
     loop = batch_loop(program)
     parts = _parts(program, loop)
@@ -62,8 +80,6 @@ def use_engine(program: Program, wish: Wish) -> tuple[str, list[str]]:
 
 
 def _refuse(program: Program, wish: Wish) -> None:
-    if has_mixed_precision(program) or has_ranks(program) or has_half_parameters(program):
-        raise NotSure("the loop has a precision or ranks of its own, which the engine would do again")
     for trace in program.traces:
         backwards, steps = sum(1 for _ in trace.of(Backward)), sum(1 for _ in trace.of(Step))
         if trace.exception is None and backwards != steps:

@@ -47,6 +47,7 @@ class Patch:
     _lines: list[_Lines] = field(default_factory=list)
     _replaced: list[tuple[int, int, str]] = field(default_factory=list)
     _said: set[tuple[object, ...]] = field(default_factory=set)
+    _dropped: set[int] = field(default_factory=set)
 
     @property
     def is_empty(self) -> bool:
@@ -87,6 +88,7 @@ class Patch:
         first = first_line(statement)
         while first > 1 and self.syntax.lines[first - 2].lstrip().startswith(b"#"):
             first -= 1
+        self._dropped.update(range(first, end_line(statement) + 1))
         self.put(self._offset(first), self._offset(end_line(statement) + 1), "")
 
     def replaced_receiver(self, start: int, end: int, text: str) -> None:
@@ -121,7 +123,8 @@ class Patch:
             outer = "".join(w.unit for w in self._wraps if w is not wrap and _holds(w, wrap))
             self._insert(found, wrap.first, _HEADER, -wrap.last, f"{wrap.indent}{outer}{wrap.header}\n")
             for line in range(wrap.first, wrap.last + 1):
-                if self.syntax.lines[line - 1].strip() and line not in self.syntax.inside_strings:
+                moves = line not in self.syntax.inside_strings and line not in self._dropped
+                if self.syntax.lines[line - 1].strip() and moves:
                     self._insert(found, line, _UNIT, 0, wrap.unit)
         return found
 

@@ -74,7 +74,7 @@ def _attribute(program: Program, owner: ast.ClassDef, name: str, subject: str) -
         and any(isinstance(t, ast.Attribute) and ast.unparse(t) == f"self.{name}" for t in node.targets)
     ]
     if len(found) != 1:
-        raise NotSure(f"`self.{name}` is set in {len(found) or 'no'} places, so there is no one place for a loss scaler")
+        raise NotSure(f"`self.{name}` is set in {len(found) or 'no'} places, so no one place makes what lives as long")
     function = program.syntax.function(found[0])
     return Home(function, found[0], prefix="self.", cls=owner, subject=subject)
 
@@ -82,7 +82,9 @@ def _attribute(program: Program, owner: ast.ClassDef, name: str, subject: str) -
 def _given(program: Program, step: Step, frames: list[Frame], subject: str) -> Home:
     """An optimizer from outside: its life is the call of the function that trains, if that holds every epoch."""
     if program.usual.repeated or len(step.loops) < 2:
-        raise NotSure("the optimizer is made outside of this file, and so must its loss scaler be; `--precision bf16` needs none")
+        raise NotSure(
+            "the optimizer is made outside of this file, and so must be what lives as long; `--precision bf16` needs nothing"
+        )
     for block, index in program.syntax.blocks_up(frames[0].statement):
         outermost = Home(frames[0].function, block[index], early=True, subject=subject)
     return outermost
@@ -98,7 +100,7 @@ def _local(program: Program, made: Event, frames: list[Frame], subject: str) -> 
                 other = next((i for b, i in program.syntax.blocks_up(frame.statement) if b is block), None)
                 if other is not None and other != index:
                     return Home(making.function, block[index], subject=subject)
-    raise NotSure("the optimizer is made where the loop cannot be seen, so there is no place for a loss scaler")
+    raise NotSure("the optimizer is made where the loop cannot be seen, so nothing can be made beside it")
 
 
 class Carrier:
@@ -121,7 +123,7 @@ class Carrier:
         start = next((i for i, f in enumerate(frames) if f.function is self.home.function), None)
         if start is None:
             line = frames[-1].statement.lineno if frames else None
-            raise NotSure("the loss scaler cannot be handed to a function that needs it", line)
+            raise NotSure(f"`{self.names[-1]}` cannot be handed to a function that needs it", line)
         for frame, after in zip(frames[start:], frames[start + 1 :], strict=False):
             if not self._sees(after.function):
                 self._hop(frame, after)
@@ -131,7 +133,7 @@ class Carrier:
         while function is not None and self.program.syntax.owner(function) is not self.home.cls:
             function = self.program.syntax.function(function)
         if function is None:
-            raise NotSure("the loss scaler belongs to an object that a function outside of its class would need")
+            raise NotSure(f"`{self.names[-1]}` belongs to an object that a function outside of its class would need")
 
     def _sees(self, function: FunctionNode | None) -> bool:
         """Whether a function reads names of the home without being given them."""
@@ -153,7 +155,9 @@ class Carrier:
         elif isinstance(call, ast.Call) and callee is not None and self._is_call_of(call, callee):
             self._hops[call] = callee
         else:
-            raise NotSure("a function that trains is called in a way that cannot take a loss scaler", frame.statement.lineno)
+            raise NotSure(
+                f"a function that trains is called in a way that cannot take `{self.names[-1]}`", frame.statement.lineno
+            )
 
     def _factory(self, callee: FunctionNode | None) -> FunctionNode | None:
         """The outermost function in which another is defined, whose names it reads."""
@@ -166,7 +170,7 @@ class Carrier:
         """A function that makes the one that trains is given the names; it must be called where they are."""
         for call in self._calls_of(factory):
             if not self.program.syntax.is_within(self.program.syntax.function(call), self.home.function):
-                raise NotSure(f"`{factory.name}` is called where no loss scaler is at hand", call.lineno)
+                raise NotSure(f"`{factory.name}` is called where `{self.names[-1]}` is not at hand", call.lineno)
             self._hops[call] = factory
 
     def _calls_of(self, callee: FunctionNode) -> list[ast.Call]:
@@ -187,7 +191,7 @@ class Carrier:
         for callee in dict.fromkeys(self._hops.values()):
             others = [call for call in self._calls_of(callee) if call not in self._hops]
             if others:
-                raise NotSure(f"`{callee.name}` is called here too, where no loss scaler is at hand", others[0].lineno)
+                raise NotSure(f"`{callee.name}` is called here too, where `{self.names[-1]}` is not at hand", others[0].lineno)
             add_parameters(self.patch, callee, self.names)
         for call in self._hops:
             add_arguments(self.patch, call, ", ".join(f"{name}={name}" for name in self.names))

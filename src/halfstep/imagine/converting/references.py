@@ -9,6 +9,7 @@ from itertools import pairwise
 from halfstep.events.vocabulary import Event
 from halfstep.imagine.converting.outcome import NotSure
 from halfstep.imagine.converting.program import Program
+from halfstep.imagine.converting.reach import Home
 from halfstep.imagine.converting.syntax import FunctionNode
 
 
@@ -29,8 +30,16 @@ class Origin:
     received: tuple[tuple[FunctionNode, str], ...] = field(default=())
 
 
-def origin_of(program: Program, node: ast.expr, event: Event, received: tuple[tuple[FunctionNode, str], ...] = ()) -> Origin:
+def origin_of(
+    program: Program,
+    node: ast.expr,
+    event: Event,
+    received: tuple[tuple[FunctionNode, str], ...] = (),
+    until: FunctionNode | None = None,
+) -> Origin:
     """Follow a name or attribute back through the parameters it came by, along the calls that led to an event.
+
+    Parameters of the function `until` are followed no further.
 
     Raises:
         NotSure: it came another way.
@@ -41,13 +50,13 @@ def origin_of(program: Program, node: ast.expr, event: Event, received: tuple[tu
             return Origin(function, ast.unparse(node), (node,), received)
         raise NotSure("what trains is not a name or an attribute", node.lineno)
     holder = _holder(program, node.id, function)
-    if holder is None or node.id not in _parameters(holder):
+    if holder is None or holder is until or node.id not in _parameters(holder):
         return Origin(holder, node.id, (node,), received)
     calls = _calls_heard(program, holder, event)
     if not calls or len(received) > 8:
         raise NotSure(f"how `{node.id}` comes into `{holder.name}` cannot be seen", holder.lineno)
     arguments = [_argument(program, call, holder, node.id) for call in calls]
-    origins = [origin_of(program, argument, event, (*received, (holder, node.id))) for argument in arguments]
+    origins = [origin_of(program, argument, event, (*received, (holder, node.id)), until) for argument in arguments]
     first = origins[0]
     if any((o.function, o.text) != (first.function, first.text) for o in origins):
         raise NotSure(f"`{node.id}` comes into `{holder.name}` from several places", holder.lineno)
@@ -98,3 +107,55 @@ def _argument(program: Program, call: ast.Call, callee: FunctionNode, name: str)
     if any(isinstance(a, ast.Starred) for a in call.args) or not 0 <= position < len(call.args):
         raise NotSure(f"`{name}` is not given to `{callee.name}` in a way that can be followed", call.lineno)
     return call.args[position]
+
+
+def at_home(program: Program, node: ast.expr, event: Event, home: Home) -> str:
+    """An expression near an event, as it is written where names are made that live as long as the optimizer.
+
+    Raises:
+        NotSure: it means nothing there.
+    """
+    renamed: list[tuple[ast.Name, str]] = []
+    for name in [n for n in ast.walk(node) if isinstance(n, ast.Name)]:
+        if _is_self(program, name, home):
+            continue
+        origin = origin_of(program, name, event, until=home.function)
+        if not _is_known(program, origin, home, name):
+            raise NotSure(f"`{name.id}` is not known where the engine would be made", name.lineno)
+        renamed += [(name, origin.text)] if origin.text != name.id else []
+    return _renamed(program, node, renamed)
+
+
+def _is_self(program: Program, name: ast.Name, home: Home) -> bool:
+    """Whether a name is the object that holds the optimizer."""
+    function = program.syntax.function(name)
+    first = function.args.args[0].arg if function is not None and function.args.args else ""
+    return home.cls is not None and program.syntax.owner(function) is home.cls and name.id == first == home.prefix.rstrip(".")
+
+
+def _is_known(program: Program, origin: Origin, home: Home, name: ast.Name) -> bool:
+    """Whether what a name means can be read at home: it has its value already."""
+    if not program.syntax.is_within(home.function, origin.function):
+        return False
+    if origin.function is not None and origin.text in _parameters(origin.function):
+        return True
+    root: ast.AST = origin.function if origin.function is not None else program.syntax.tree
+    stored = [
+        n.lineno for n in ast.walk(root) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and n.id == origin.text
+    ]
+    if not stored or (origin.function is None and home.function is not None):
+        return True
+    return min(stored) <= home.statement.lineno
+
+
+def _renamed(program: Program, node: ast.expr, renamed: list[tuple[ast.Name, str]]) -> str:
+    text = program.syntax.text(node)
+    if not renamed:
+        return text
+    if "\n" in text:
+        raise NotSure("what the engine needs is written over several lines, in other names", node.lineno)
+    raw, start = text.encode(), node.col_offset
+    for name, other in sorted(renamed, key=lambda r: -r[0].col_offset):
+        at = name.col_offset - start
+        raw = raw[:at] + other.encode() + raw[at + len(name.id.encode()) :]
+    return raw.decode()
