@@ -134,7 +134,7 @@ def _arguments(description: str, benchmarks: Mapping[str, Benchmark], also: Mapp
 def _machine(device: torch.device) -> dict[str, str]:
     told = describe(device)
     memory = "unknown memory" if told.memory_bytes is None else f"{told.memory_bytes / 2**30:.1f} GiB"
-    versions = {name: _version(name) for name in ("halfstep", *PEERS)}
+    versions = {name: version_of(name) for name in ("halfstep", *PEERS)}
     return {
         "device": f"{told.name} ({told.backend}), {told.cores} cores, {torch.get_num_threads()} threads, {memory}",
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
@@ -148,7 +148,8 @@ def _load() -> str:
     return f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """The installed version of a package, or that there is none."""
     if package == "halfstep":
         from halfstep import __version__
 

@@ -1,0 +1,180 @@
+"""The table: every stack's answers, judged, as text, JSON and Markdown."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from benchmarks.conformance.job import Job
+from benchmarks.conformance.judge import Answer, Cell, judged
+from benchmarks.conformance.right import right
+from benchmarks.conformance.scenarios import SCENARIOS, Scenario, jobs
+from benchmarks.harness import version_of
+
+STACKS = {
+    "plain": ("torch",),
+    "accelerate": ("accelerate",),
+    "fabric": ("lightning",),
+    "lightning": ("lightning",),
+    "trainer": ("transformers", "accelerate"),
+    "halfstep": ("halfstep",),
+}
+TITLES = {
+    "plain": "plain PyTorch",
+    "accelerate": "Accelerate",
+    "fabric": "Fabric",
+    "lightning": "Lightning Trainer",
+    "trainer": "HF Trainer",
+    "halfstep": "halfstep",
+}
+"""Stacks by module, with the packages that they need."""
+ALONE, PAIR = 1, 2
+Answers = dict[Job, Answer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Cells by stack and scenario, and what they were made with."""
+
+    cells: dict[str, dict[str, Cell]]
+    versions: dict[str, str]
+    seconds: float
+    missing: dict[str, str]
+
+    def count(self, stack: str, kind: str) -> int:
+        """How many cells of a stack are of a kind."""
+        return sum(cell.kind == kind for cell in self.cells[stack].values())
+
+    def faults(self, stack: str) -> int:
+        """How many are not right."""
+        return len(self.cells[stack]) - self.count(stack, "right")
+
+
+def made(*, quick: bool) -> Table:
+    """Run every stack that is installed."""
+    began = time.perf_counter()
+    ranks = (ALONE,) if quick else (ALONE, PAIR)
+    scenarios = [scenario for scenario in SCENARIOS if scenario.job.ranks in ranks]
+    missing = {stack: why for stack in STACKS if (why := _missing(stack))}
+    cells = {}
+    for stack in STACKS:
+        if stack in missing:
+            continue
+        print(f"{TITLES[stack]} ...", file=sys.stderr)
+        answers: Answers = {}
+        for count in ranks:
+            answers |= answers_of(stack, count)
+        cells[stack] = {scenario.name: cell_of(scenario, answers) for scenario in scenarios}
+    packages = dict.fromkeys(package for stack in cells for package in STACKS[stack])
+    versions = {package: version_of(package) for package in packages}
+    return Table(cells=cells, versions=versions, seconds=time.perf_counter() - began, missing=missing)
+
+
+def _missing(stack: str) -> str | None:
+    absent = [package for package in STACKS[stack] if find_spec(package) is None]
+    return f"not installed: {absent[0]} (pip install -e '.[bench]' -c constraints.txt)" if absent else None
+
+
+def cell_of(scenario: Scenario, answers: Answers) -> Cell:
+    """How a stack did in a scenario."""
+    job = scenario.job
+    against = answers[scenario.whole] if scenario.uninterrupted else Answer(outcomes=(right(job),) * job.ranks)
+    return judged(scenario.check, job, answers[job], against)
+
+
+def answers_of(stack: str, ranks: int) -> Answers:
+    """A stack's answers to every job of so many ranks, from processes of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "answers"
+        starter = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+        command = [sys.executable, *starter, "-m", "benchmarks.conformance.worker", stack, str(file)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        if done.returncode:
+            raise RuntimeError(f"{stack} on {ranks} ranks: {done.stderr[-3000:]}")
+        told = [json.loads(Path(f"{file}.{rank}").read_text()) for rank in range(ranks)]
+    return of_all_ranks(ranks, [[Answer.from_json(each) for each in of_rank] for of_rank in told])
+
+
+def of_all_ranks(ranks: int, told: list[list[Answer]]) -> Answers:
+    """The answers by job, from the lists that the ranks gave."""
+    return dict(zip(jobs(ranks), map(_joined, zip(*told, strict=True)), strict=True))
+
+
+def _joined(of_ranks: Sequence[Answer]) -> Answer:
+    unable = next((each for each in of_ranks if each.refused or each.not_offered), None)
+    return unable or Answer(outcomes=tuple(outcome for each in of_ranks for outcome in each.outcomes))
+
+
+KINDS = ("right", "wrong", "refuses", "not offered")
+
+
+def as_json(table: Table) -> dict[str, Any]:
+    """As JSON types."""
+    return asdict(table)
+
+
+def as_text(table: Table) -> str:
+    """A line a scenario with a mark a stack; below, what is not right in words."""
+    marks = {"right": "right", "wrong": "WRONG", "refuses": "refuses", "not offered": "-"}
+    stacks = list(table.cells)
+    names = list(table.cells["halfstep"])
+    rows = [["scenario", *(TITLES[stack] for stack in stacks)]]
+    rows += [[name, *(marks[table.cells[stack][name].kind] for stack in stacks)] for name in names]
+    rows += [[kind, *(str(table.count(stack, kind)) for stack in stacks)] for kind in KINDS]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    figures = [
+        f"  {TITLES[stack]}, {name}: {cell}"
+        for stack in stacks
+        for name, cell in table.cells[stack].items()
+        if cell.kind != "right"
+    ]
+    made_with = ", ".join(f"{package} {version}" for package, version in table.versions.items())
+    return "\n".join([*lines, "", "what is not right:", *figures, "", f"{made_with}; {table.seconds:.0f} s"])
+
+
+def as_markdown(table: Table) -> str:
+    """The page docs/conformance.md."""
+    stacks = list(table.cells)
+    made_with = ", ".join(f"{package} {version}" for package, version in table.versions.items())
+    head = ["scenario", *(TITLES[stack] for stack in stacks)]
+    rows = [[name, *(str(table.cells[stack][name]).replace("|", "/") for stack in stacks)] for name in table.cells["halfstep"]]
+    score = [[f"**{kind}**", *(str(table.count(stack, kind)) for stack in stacks)] for kind in KINDS]
+    lines = ["| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *score, *rows]]
+    links = [f"- {TITLES[stack]}: {', '.join(_links(stack))}" for stack in stacks]
+    absent = [f"- {TITLES[stack]}: {why}" for stack, why in table.missing.items()]
+    introduction = _INTRODUCTION.format(count=len(rows), versions=made_with, system=_system())
+    return "\n".join([introduction, *lines, "", _LINKED, *links, *absent, ""])
+
+
+def _links(stack: str) -> list[str]:
+    return [link if "://" not in link else f"<{link}>" for link in import_module(f"benchmarks.conformance.stacks.{stack}").LINKS]
+
+
+def _system() -> str:
+    return f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}"
+
+
+_INTRODUCTION = """# Who computes what
+
+{count} small training jobs of known right answer, run by each stack as its documentation shows, on a CPU. `python -m
+benchmarks.conformance` makes this page; each job is in `benchmarks/conformance/scenarios.py`, each stack's loop in
+`benchmarks/conformance/stacks/`. Made with {versions}; {system}.
+
+The right answer is plain PyTorch in FP64 on each window as one big batch over all ranks; of a resumed run it is the same
+stack's uninterrupted run. "Wrong" comes with the figure, "refuses" with the sentence. Every scenario can be expressed in more
+than one stack; all count.
+"""
+_LINKED = "The documentation that each loop follows:\n"
