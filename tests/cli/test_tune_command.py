@@ -57,6 +57,7 @@ def test_a_file_that_exists_is_not_overwritten(tmp_path: Path, capsys: pytest.Ca
     [
         (["--rounds", "0"], "`--rounds 0` must be above 0."),
         (["--processes", "-1"], "`--processes -1` must be above 0."),
+        (["--lr-updates", "5"], "`--lr-updates 5` says nothing of a learning rate. Use at least 10."),
         (["--margin", "1"], "`--margin 1.0` must be a share of the memory, at least 0 and below 1."),
         (["--output", "no/such.toml"], "no/such.toml cannot be written: there is no folder no."),
         (["no.toml"], "The configuration file no.toml does not exist."),

@@ -36,6 +36,7 @@ class Subject:
         unavailable: precisions that this device cannot train in, with the reason.
         model_config: the configuration of the model, for predictions; empty where it has none.
         processes: ranks, as the configuration has them.
+        learning_rate: as the configuration has it; None where it was not asked.
         native: precisions that "auto" may choose here, FP32 first.
         at_hand_bytes: memory that nobody used before the model was made, for each rank; None where that is not told.
     """
@@ -51,6 +52,7 @@ class Subject:
     unavailable: Mapping[str, str]
     model_config: Mapping[str, Any]
     processes: int = 1
+    learning_rate: float | None = None
     native: Sequence[str] = (str(Precision.FP32),)
     at_hand_bytes: int | None = None
 
@@ -83,6 +85,7 @@ def describe_subject(config: str | None, settings: Sequence[str]) -> Subject:
         unavailable=cannot,
         model_config=model_config.to_dict() if model_config is not None else {},
         processes=run.processes,
+        learning_rate=run.optimizer.learning_rate,
         native=[str(precision) for precision in candidates(job.device)],
         at_hand_bytes=at_hand // run.processes if at_hand is not None and job.device.type == "cpu" else at_hand,
     )

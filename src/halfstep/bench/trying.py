@@ -16,7 +16,7 @@ from halfstep.config.load import load
 from halfstep.distributed import Group
 from halfstep.engine import Engine
 from halfstep.engine.halving import is_out_of_memory
-from halfstep.errors import DeviceError, UsageError
+from halfstep.errors import DeviceError, RunStopped, UsageError
 from halfstep.measure.clock import synchronize
 from halfstep.measure.memory import memory_use, reset_peak
 from halfstep.train.build import build_engine, build_loader, shape_of
@@ -54,7 +54,7 @@ def attempt(task: Task) -> Trial:
         cause = error.__cause__ or error
         if is_out_of_memory(error) or is_out_of_memory(cause) or str(error).startswith("Out of memory"):
             return Trial(failed="does not fit: out of memory")
-        if isinstance(error, DeviceError):
+        if isinstance(error, (DeviceError, RunStopped)):
             return Trial(failed=str(error))
         raise
 

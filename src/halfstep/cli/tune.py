@@ -15,14 +15,18 @@ if TYPE_CHECKING:
     from halfstep.bench.describing import Subject
     from halfstep.bench.row import Row, Trial
     from halfstep.config.schema import Written
+    from halfstep.tune.rates import Swept
     from halfstep.tune.searching import Found, Memory
     from halfstep.tune.space import Space
 
+FEWEST_UPDATES = 10
+A_DAY_S = 86400.0
 EXAMPLES = """
 examples:
   halfstep tune run.toml                              writes tuned.toml, which `halfstep train` takes
   halfstep tune run.toml --processes 2                the same for two ranks
   halfstep tune run.toml --set batch.micro=auto       leaves open what the file has decided
+  halfstep tune run.toml --lr                         compares learning rates as well
 """
 
 
@@ -44,6 +48,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", type=Path, default=Path("tuned.toml"), metavar="FILE", help="where to write it (default: tuned.toml)"
     )
+    parser.add_argument("--lr", action="store_true", help="then compare 1.0, 1.25 and 1.5 times the learning rate by short runs")
+    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="with --lr: runs of each rate (default: 5)")
+    parser.add_argument("--lr-updates", type=int, default=60, metavar="N", help="with --lr: updates of a run (default: 60)")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="what goes to stdout")
 
 
@@ -84,14 +91,31 @@ def run(args: argparse.Namespace) -> int:
         )
 
     found = Search(space, memory, trials).run(args.rounds)
-    _show(args, written, subject, space, memory, found)
+    swept = _swept(args, subject, found) if args.lr else []
+    _show(args, written, subject, space, memory, found, swept)
     return 0
 
 
+def _swept(args: argparse.Namespace, subject: Subject, found: Found) -> list[Swept]:
+    """Short runs of the winner, each whole: no clock ends one of them before the others."""
+    from halfstep.bench.benching import in_processes
+    from halfstep.bench.trying import WARMUP, Task
+    from halfstep.tune.rates import sweep
+
+    def once(settings: Sequence[str]) -> Trial:
+        task = Task(config=args.config, settings=[*args.settings, *settings], updates=args.lr_updates - WARMUP, limit_s=A_DAY_S)
+        return in_processes(task, found.winner.processes)
+
+    assert subject.learning_rate is not None
+    return sweep(found.winner, subject.learning_rate, seeds=args.seeds, run=once, told=_say)
+
+
 def _check(args: argparse.Namespace) -> None:
-    for name in ("rounds", "updates", "limit", "processes"):
+    for name in ("rounds", "updates", "limit", "processes", "seeds"):
         if getattr(args, name) is not None and getattr(args, name) <= 0:
             raise ConfigError(f"`--{name} {getattr(args, name)}` must be above 0.")
+    if args.lr_updates < FEWEST_UPDATES:
+        raise ConfigError(f"`--lr-updates {args.lr_updates}` says nothing of a learning rate. Use at least {FEWEST_UPDATES}.")
     if not 0 <= args.margin < 1:
         raise ConfigError(f"`--margin {args.margin}` must be a share of the memory, at least 0 and below 1.")
     _refuse_used(args.output)
@@ -104,15 +128,26 @@ def _refuse_used(path: Path) -> None:
         raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}.")
 
 
-def _show(args: argparse.Namespace, written: Written, subject: Subject, space: Space, memory: Memory, found: Found) -> None:
+def _show(
+    args: argparse.Namespace,
+    written: Written,
+    subject: Subject,
+    space: Space,
+    memory: Memory,
+    found: Found,
+    swept: Sequence[Swept],
+) -> None:
+    from halfstep.tune.rates import choose
     from halfstep.tune.telling import choices_of, conclusion, config_text, to_dict, to_text
 
     choices = choices_of(found, space, subject)
+    if swept:
+        choices["optimizer.learning_rate"] = choose(swept)
     head = f"By `halfstep tune` on {subject.machine}. {conclusion(found)}"
     with args.output.open("x", encoding="utf-8") as file:
         file.write(config_text(written, choices, head))
-    data = to_dict(subject, found, choices)
-    print(json.dumps(data, indent=2, default=str) if args.format == "json" else to_text(subject, memory, found))
+    data = to_dict(subject, found, choices, swept)
+    print(json.dumps(data, indent=2, default=str) if args.format == "json" else to_text(subject, memory, found, swept))
     _say(f"written to {args.output}, for `halfstep train {args.output}`")
 
 

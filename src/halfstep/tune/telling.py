@@ -12,6 +12,7 @@ from halfstep.bench.row import Row
 from halfstep.config.choice import Choice
 from halfstep.config.schema import Written
 from halfstep.config.toml import toml_document, toml_value
+from halfstep.tune.rates import Swept, lines_of
 from halfstep.tune.searching import Attempt, Found, Memory, taken_bytes
 from halfstep.tune.space import Space
 
@@ -26,14 +27,15 @@ AXES = {
 """Keys of a configuration, and what they are of a row."""
 
 
-def to_text(subject: Subject, memory: Memory, found: Found) -> str:
-    """All that was tried, the best few over rounds, and what is taken."""
+def to_text(subject: Subject, memory: Memory, found: Found, swept: Sequence[Swept] = ()) -> str:
+    """All that was tried, the best few over rounds, what is taken, and the learning rates."""
     head = [f"{subject.parameters:,} parameters on {subject.machine}"]
     head += [", ".join(f"{name} {value}" for name, value in subject.conditions.items()), _room(memory), ""]
     trials = [(str(a.row), _rate(subject, a.result), _memory(a.result), _outcome(a, found)) for a in found.attempts]
     finals = [(str(r.row), _rate(subject, r), _memory(r), "" if r.against is None else str(r.against)) for r in found.finals]
+    rates = ["", *_table(lines_of(swept))] if swept else []
     ends = [("over rounds", "rate", "memory", "of the fastest"), *finals]
-    return "\n".join([*head, *_table([COLUMNS, *trials]), "", *_table(ends), "", conclusion(found)])
+    return "\n".join([*head, *_table([COLUMNS, *trials]), "", *_table(ends), *rates, "", conclusion(found)])
 
 
 def conclusion(found: Found) -> str:
@@ -41,7 +43,7 @@ def conclusion(found: Found) -> str:
     return f"Taken: {found.winner}, {found.because}."
 
 
-def to_dict(subject: Subject, found: Found, choices: Mapping[str, Choice[Any]]) -> dict[str, Any]:
+def to_dict(subject: Subject, found: Found, choices: Mapping[str, Choice[Any]], swept: Sequence[Swept] = ()) -> dict[str, Any]:
     """The same as plain data; rates are what counted a second, memory is in bytes."""
     return {
         "subject": asdict(subject),
@@ -49,6 +51,7 @@ def to_dict(subject: Subject, found: Found, choices: Mapping[str, Choice[Any]]) 
         "finals": [{**asdict(result), "name": str(result.row), "verdict": result.verdict} for result in found.finals],
         "winner": {**asdict(found.winner), "name": str(found.winner)},
         "conclusion": conclusion(found),
+        "learning_rates": [{**asdict(each), "verdict": each.verdict(swept[0])} for each in swept],
         "choices": {key: {"value": choice.value, "reason": choice.reason} for key, choice in choices.items()},
     }
 
@@ -57,7 +60,7 @@ def choices_of(found: Found, space: Space, subject: Subject) -> dict[str, Choice
     """The keys of a configuration that make the winner, each with its reason."""
     winner = found.winner
     size = winner.micro * winner.accumulate * winner.processes
-    kept = f"every way that was tried makes this same update, here as {winner.accumulate} micro-batches on each rank"
+    kept = f"every way that was tried makes this same update, here as {winner.accumulate} x {winner.micro} on each rank"
     choices = {"batch.global": Choice(value=size, reason=kept)}
     for key, axis in AXES.items():
         choices[key] = Choice(value=getattr(winner, axis), reason=space.settled.get(key) or _reason(axis, found, subject))
