@@ -20,6 +20,9 @@ FINALISTS = 3
 TOO_BIG = 1.1
 """A prediction so many times the memory at hand is taken for an answer; nine in ten are nearer to the truth."""
 
+SHORT = ("does not fit", "not safe")
+"""How a refusal begins where memory was the reason."""
+
 Measure = Callable[[Sequence[Row], int], Mapping[Row, Sequence[Trial]]]
 
 
@@ -133,7 +136,13 @@ class Search:
             best = self._grown(self._shrunk(row))
             if best.refused is None:
                 return best
-        raise DeviceError(f"No way to make this update is safe here: {best.row} {best.refused}.")
+        raise DeviceError(self._nothing_is_safe())
+
+    def _nothing_is_safe(self) -> str:
+        """With the last way for which memory was short; with the last of all where it was not."""
+        tried = list(self._attempts.values())
+        last = next((each for each in reversed(tried) if (each.refused or "").startswith(SHORT)), tried[-1])
+        return f"No way to make this update is safe here: {last.row} {(last.refused or '').rstrip('.')}."
 
     def _shrunk(self, row: Row) -> Attempt:
         """The row, or the largest smaller micro-batch that is safe."""
@@ -150,7 +159,7 @@ class Search:
             if best.refused is not None:
                 break
             larger = self._try(self._with(best.row, micro=micro))
-            self._short = larger.refused is not None and larger.refused.startswith(("does not fit", "not safe"))
+            self._short = (larger.refused or "").startswith(SHORT)
             if larger.rate <= best.rate:
                 break
             gain, best = larger.rate / best.rate, larger

@@ -130,6 +130,22 @@ def test_nothing_that_is_safe_is_an_error_with_the_last_reason() -> None:
     assert str(caught.value) == told
 
 
+def test_the_reason_that_is_told_is_memory_where_a_last_way_cannot_be_run_at_all() -> None:
+    machine = Machine(by_micro, size=lambda row: 99.0)
+
+    def measure(rows: Sequence[Row], rounds: int) -> dict[Row, list[Trial]]:
+        if rows[0].sharding is Sharding.ZERO3:
+            raise ConfigError("It has no blocks.")
+        return machine.measure(rows, rounds)
+
+    memory = Memory(at_hand_bytes=None, margin=0.1, predicted=lambda row: None)
+    with pytest.raises(DeviceError) as caught:
+        Search(space({"batch": {"micro": 4}}, processes=2), memory, measure).run(3)
+    assert str(caught.value) == (
+        "No way to make this update is safe here: fp32, 4 x 2 x 2 ranks, zero2, checkpointed does not fit: out of memory."
+    )
+
+
 def test_between_equals_the_simpler_is_taken() -> None:
     machine = Machine(lambda row: 100.0 + 0.1 * row.compile)
     found = searched(machine, space({"precision": "fp32", "batch": {"micro": 8}}))
