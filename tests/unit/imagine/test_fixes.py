@@ -84,6 +84,13 @@ def test_fault_is_left_where_no_edit_is_sure(case: str) -> None:
     assert fix(rule, before) == before
 
 
+def test_object_that_cannot_be_read_at_a_place_is_not_named_there() -> None:
+    head, loop = example("amp-clip-before-unscale").split("def train(")
+    clip = "def clip(parameters):\n    nn.utils.clip_grad_norm_(parameters, 1.0)\n\n\n"
+    before = f"{head}{clip}def train({loop}".replace("nn.utils.clip_grad_norm_(model", "clip(model")
+    assert fix("amp-clip-before-unscale", before) == before
+
+
 def test_text_of_several_lines_in_a_wrapped_loop_is_kept() -> None:
     before = example("mode-no-grad-missing").replace(
         "        for x, y in val_loader:\n", '        for x, y in val_loader:\n            note = """a\n  b"""\n'

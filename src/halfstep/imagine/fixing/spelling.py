@@ -7,6 +7,7 @@ import re
 from halfstep.events.vocabulary import Place
 from halfstep.findings.finding import Edit, FixRequest
 from halfstep.imagine.edits import Editor
+from halfstep.imagine.fixing.naming import sees
 
 
 def unscale_before(editor: Editor, request: FixRequest) -> list[Edit] | None:
@@ -14,19 +15,21 @@ def unscale_before(editor: Editor, request: FixRequest) -> list[Edit] | None:
     scaler, optimizer = request.text.split("|")
     if not editor.alone(request.place):
         return None
-    prefix = named(editor, scaler), named(editor, optimizer)
+    prefix = named(editor, scaler, request.place), named(editor, optimizer, request.place)
     if None in prefix:
         return None
     return editor.insert_before(request.place.line, f"{prefix[0]}.unscale_({prefix[1]})")
 
 
-def named(editor: Editor, name: str) -> str | None:
-    """How the source writes an object: `name` or `self.name`."""
+def named(editor: Editor, name: str, place: Place) -> str | None:
+    """How the source writes an object at a place: `name` or `self.name`; None where it cannot be read there."""
     own = re.search(rf"\bself\.{re.escape(name)}\b", editor.source)
     plain = re.search(rf"(?<![\w.]){re.escape(name)}\b", editor.source)
     if own and plain:
         return None
-    return f"self.{name}" if own else name if plain else None
+    text = f"self.{name}" if own else name if plain else None
+    statement = editor.syntax.statement_at(place)
+    return text if text is not None and statement is not None and sees(editor, text, statement) else None
 
 
 def update_after(editor: Editor, request: FixRequest) -> list[Edit] | None:
@@ -47,7 +50,7 @@ def delete(editor: Editor, request: FixRequest) -> list[Edit] | None:
 
 def zero_before(editor: Editor, request: FixRequest) -> list[Edit] | None:
     """Gradients are cleared before the statement that fills them."""
-    name = named(editor, request.text)
+    name = named(editor, request.text, request.place)
     return editor.insert_before(request.place.line, f"{name}.zero_grad()") if name and editor.alone(request.place) else None
 
 
@@ -55,7 +58,7 @@ def scale_loss(editor: Editor, request: FixRequest) -> list[Edit] | None:
     """`loss.backward()` becomes `scaler.scale(loss).backward()`."""
     text = editor.text(request.place)
     match = re.fullmatch(r"([\w.]+)\.backward\((.*)\)", text)
-    scaler = named(editor, request.text)
+    scaler = named(editor, request.text, request.place)
     if match is None or scaler is None:
         return None
     new = f"{scaler}.scale({match.group(1)}).backward({match.group(2)})"
