@@ -1,6 +1,6 @@
 """Checkpoints: what a save keeps training waiting, and what a resumed run is: `python -m benchmarks.checkpoint`.
 
-The other figures of sharding (an update of DDP on two ranks, memory of zero3) are those of `python -m benchmarks.sharding`.
+The rows of `benchmarks.sharding` (an update of DDP on two ranks, memory of zero3) are among them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from benchmarks import sharding
 from benchmarks.harness import Goal, Row, main, ratio_row
 from benchmarks.models import Gpt, Shape, cross_entropy
 from halfstep import Checkpoints, Engine
@@ -217,7 +218,7 @@ def _legs(folder: Path, legs: list[tuple[int, int]]) -> list[tuple[list[float], 
     return [told[index] for index in sorted(told)]
 
 
-BENCHMARKS = {"waits": waits, "slows": slows, "resumes": resumes, "ranks": ranks}
+BENCHMARKS = {"waits": waits, "slows": slows, "resumes": resumes, "ranks": ranks, **sharding.BENCHMARKS}
 
 if __name__ == "__main__":
     sys.exit(main(__doc__ or "", BENCHMARKS, DEVICE))
