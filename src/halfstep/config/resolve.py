@@ -65,6 +65,7 @@ def resolve(written: Written, inputs: Inputs, facts: Facts) -> Resolved:
         sharding=decide_sharding(
             written.sharding, facts, decisions, precision=precision, optimizer=optimizer, processes=processes
         ),
+        watch=decisions.default("watch", written.watch, False, "hearing a run takes a few percent of its time"),
         model=_model(written, inputs, facts, sequence_length, decisions),
         lora=resolve_lora(written.lora, decisions),
         data=data,

@@ -168,6 +168,7 @@ class Run:
     device: str
     processes: int
     sharding: Sharding
+    watch: bool
     model: ModelRun
     lora: LoraRun | None
     data: DataRun

@@ -213,6 +213,7 @@ class Written(Section):
     device: str | None = _key('"auto" or the name of a device, as "cpu", "cuda" or "cuda:1"')
     processes: Count | Auto | None = _key(WHOLE.format("processes"))
     sharding: Annotated[Sharding, Word] | Auto | None = _key('"auto", "none", "ddp", "zero2" or "zero3"')
+    watch: bool | Auto | None = _key(YES_OR_NO)
     model: Annotated[ModelSection, BeforeValidator(_of_factory)] = _section(ModelSection)
     lora: LoraSection | None = _key("a table with the keys rank, alpha, dropout and targets")
     data: DataSection = _section(DataSection)

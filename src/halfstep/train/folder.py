@@ -9,6 +9,7 @@
     ├── ledger.jsonl     every update: applied, or skipped and why
     ├── report.html      curves, choices and how it ended, as a page that opens offline
     ├── events/          TensorBoard
+    ├── watch.html       what is wrong, and watch.json, where `watch = true`
     ├── checkpoints/     the whole state of the run, to go on from
     ├── model/           the last model, for `from_pretrained`; in `adapter` below it the adapter, where there is one
     └── best/            the best model by its held-out data, unless that is the last one

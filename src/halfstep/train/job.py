@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -248,13 +249,22 @@ def _train(
         saver=saver,
     )
     try:
-        with repeatable(job.run.run.deterministic):
+        with repeatable(job.run.run.deterministic), _heard(job, engine, folder):
             because = loop.run()
     except DataError as error:
         raise of_worker(error) from error
     finally:
         book.close(engine.ledger)
     return _summary(job, engine, book, judge, because, interrupted=stop.signal is not None)
+
+
+def _heard(job: Prepared, engine: Engine, folder: RunFolder | None) -> AbstractContextManager[None]:
+    """A context that hears the run where that is asked for; what hears it takes time to import."""
+    if not job.run.watch:
+        return nullcontext()
+    from halfstep.train.watched import watched
+
+    return watched(engine, None if folder is None else folder.path)
 
 
 def _keeper(job: Prepared, product: nn.Module, folder: RunFolder | None) -> Callable[[], object] | None:

@@ -107,3 +107,22 @@ def test_an_architecture_on_bytes_has_none_of_the_special_tokens_that_it_has_els
     assert heard.messages == []
     saved = json.loads((place / "run" / "model" / "config.json").read_text())
     assert (saved.get("bos_token_id"), saved.get("eos_token_id")) == (None, None)
+
+
+def test_a_watched_run_is_bitwise_the_same_and_leaves_its_findings(place: Path, train_apart: Train) -> None:
+    assert train_apart("run.folder=alone").code == 0
+    said = train_apart("watch=true")
+    assert said.code == 0, said.err
+    watched, alone = (load_file(place / folder / "model" / "model.safetensors") for folder in ("run", "alone"))
+    assert all(watched[name].equal(alone[name]) for name in alone)
+    assert json.loads((place / "run" / "watch.json").read_text())["findings"] is not None
+    assert "run, rank 0" in (place / "run" / "watch.html").read_text()
+    assert not (place / "alone" / "watch.html").exists()
+    assert "watch = true" in configuration(place)
+
+
+def test_a_watched_run_that_is_stopped_leaves_its_findings_too(place: Path, train_apart: Train) -> None:
+    said = train_apart("watch=true", "optimizer.learning_rate=1e30", "optimizer.clip_norm=0", "precision=fp32", "limits.updates=30")
+    assert said.code == 1, said.err
+    found = json.loads((place / "run" / "watch.json").read_text())["findings"]
+    assert "large-updates" in {finding["rule"] for finding in found}

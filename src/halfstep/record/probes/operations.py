@@ -117,7 +117,7 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         dtype = first[0].dtype if first else None
         backward = bool(torch._C._current_autograd_node())
         name = func._schema.name.removeprefix("aten::")
-        if self._asked is not None and name == "_to_copy" and dtype is torch.float32 and given[0].dtype in LOW:
+        if self._asked is not None and name == "_to_copy" and dtype is torch.float32 and given and given[0].dtype in LOW:
             self._asked.upcast = True
         why = "" if backward or dtype is not torch.float32 or name == "_to_copy" else self._why(name)
         place = None if backward else line_of_script()
