@@ -122,7 +122,9 @@ def test_a_watched_run_is_bitwise_the_same_and_leaves_its_findings(place: Path, 
 
 
 def test_a_watched_run_that_is_stopped_leaves_its_findings_too(place: Path, train_apart: Train) -> None:
-    said = train_apart("watch=true", "optimizer.learning_rate=1e30", "optimizer.clip_norm=0", "precision=fp32", "limits.updates=30")
+    said = train_apart(
+        "watch=true", "optimizer.learning_rate=1e30", "optimizer.clip_norm=0", "precision=fp32", "limits.updates=30"
+    )
     assert said.code == 1, said.err
     found = json.loads((place / "run" / "watch.json").read_text())["findings"]
     assert "large-updates" in {finding["rule"] for finding in found}
