@@ -91,6 +91,11 @@ class Job:
         return math.ceil(math.ceil(len(self.items) / self.ranks) / self.accumulate)
 
     @property
+    def uneven(self) -> bool:
+        """Whether ranks have different numbers of micro-batches."""
+        return len(self.items) % self.ranks > 0
+
+    @property
     def ragged(self) -> bool:
         """Whether micro-batches differ in what counts, so that a mean of means would be wrong."""
         return len({item.tokens for item in self.items}) > 1 or any(item.masked for item in self.items)

@@ -169,12 +169,15 @@ def _system() -> str:
 
 _INTRODUCTION = """# Who computes what
 
-{count} small training jobs of known right answer, run by each stack as its documentation shows, on a CPU. `python -m
-benchmarks.conformance` makes this page; each job is in `benchmarks/conformance/scenarios.py`, each stack's loop in
+{count} comparisons over small training jobs of known right answer, run by each stack as its documentation shows, on a CPU.
+`python -m benchmarks.conformance` makes this page; each job is in `benchmarks/conformance/scenarios.py`, each stack's loop in
 `benchmarks/conformance/stacks/`. Made with {versions}; {system}.
 
 The right answer is plain PyTorch in FP64 on each window as one big batch over all ranks; of a resumed run it is the same
-stack's uninterrupted run. "Wrong" comes with the figure, "refuses" with the sentence. Every scenario can be expressed in more
-than one stack; all count.
+stack's uninterrupted run. FP16 runs on the CPU as it does on a GPU: Accelerate and HF Trainer, which have none there, are given
+the autocast and the scaler that they make on a GPU. "Wrong" comes with the figure, "refuses" with the sentence. Every
+comparison can be made in more than one stack; all count. Uneven shares are shown with `Join` in plain PyTorch and with what
+every other stack does by default (Accelerate's `join_uneven_inputs` is not tried). DeepSpeed, Composer and torchtune have no
+loop here.
 """
 _LINKED = "The documentation that each loop follows:\n"

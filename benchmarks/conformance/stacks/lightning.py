@@ -32,7 +32,6 @@ class Module(pl.LightningModule):
         self.norms: list[float] = []
         self.scales: list[float] = []
         self.epoch_loss = float("nan")
-        self._steps: int | None = None
 
     def training_step(self, batch: Batch, index: int) -> torch.Tensor:
         loss = mean_loss(self.model(batch["inputs"]), batch["labels"])
@@ -53,10 +52,8 @@ class Module(pl.LightningModule):
             self.scales.append(self.scaler.get_scale())
 
     def on_train_batch_end(self, outputs: Any, batch: Any, index: int) -> None:
-        began = self._steps if self._steps is not None else self.trainer.global_step - 1
-        if (self.trainer.global_step > began and (index + 1) % self.job.accumulate == 0) or self.trainer.is_last_batch:
+        if (index + 1) % self.job.accumulate == 0 or self.trainer.is_last_batch:
             self.losses.append(float(self.trainer.callback_metrics["loss_step"]))
-        self._steps = self.trainer.global_step
         if self.save and not self.save.resuming and self.trainer.global_step == self.job.stop_after:
             self.trainer.should_stop = True
 

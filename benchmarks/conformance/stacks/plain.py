@@ -12,11 +12,24 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DistributedSampler
 
-from benchmarks.conformance.job import DTYPES, Items, Job, Outcome, Saved, epochs_saved, in_parts, loader_of, mean_loss, parts_of
+from benchmarks.conformance.job import (
+    DTYPES,
+    Items,
+    Job,
+    Outcome,
+    Parts,
+    Saved,
+    epochs_saved,
+    in_parts,
+    loader_of,
+    mean_loss,
+    parts_of,
+)
 
 LINKS = (
     "https://docs.pytorch.org/docs/stable/notes/amp_examples.html",
     "https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html",
+    "https://docs.pytorch.org/tutorials/advanced/generic_join.html",
     "https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html",
 )
 
@@ -28,6 +41,15 @@ def run(job: Job) -> Outcome:
 def _train(job: Job, saved: Saved | None) -> Outcome:
     parts = parts_of(job)
     model: nn.Module = DistributedDataParallel(parts.model) if job.ranks > 1 else parts.model
+    if isinstance(model, DistributedDataParallel) and job.uneven:
+        with model.join(divide_by_initial_world_size=False):
+            told = _loop(job, saved, parts, model)
+    else:
+        told = _loop(job, saved, parts, model)
+    return parts.outcome(**told)
+
+
+def _loop(job: Job, saved: Saved | None, parts: Parts, model: nn.Module) -> dict[str, Any]:
     scaler = torch.amp.GradScaler("cpu", job.init_scale, growth_interval=job.growth_interval, enabled=job.precision == "fp16")
     average = AveragedModel(parts.model, multi_avg_fn=get_ema_multi_avg_fn(0.9)) if job.ema else None
     loader, begin, losses, norms, scales = _loader(job), 0, [], [], []
@@ -66,7 +88,7 @@ def _train(job: Job, saved: Saved | None) -> Outcome:
             _save(saved, parts, scaler, epoch + 1)
             break
     averaged = None if average is None else int(average.n_averaged)
-    return parts.outcome(losses=losses, norms=norms or None, scales=scales, averaged=averaged)
+    return {"losses": losses, "norms": norms or None, "scales": scales, "averaged": averaged}
 
 
 def _loader(job: Job) -> Any:
@@ -74,6 +96,8 @@ def _loader(job: Job) -> Any:
         return loader_of(job)
     if job.iterable:
         return loader_of(job, rank=dist.get_rank(), ranks=job.ranks)
+    if job.uneven:
+        return loader_of(job, shuffle=False, sampler=range(dist.get_rank(), len(job.items), job.ranks))
     return loader_of(job, shuffle=False, sampler=DistributedSampler(Items(job), shuffle=job.shuffle))
 
 
