@@ -61,14 +61,14 @@ def test_text_shows_place_caret_reason_and_fix(script: Path, capsys: pytest.Capt
 
 
 def test_fix_changes_the_file_and_only_once(script: Path) -> None:
-    assert main(["check", "--fix", str(script)]) == 0
+    assert main(["check", "--unsafe-fixes", str(script)]) == 0
     assert script.read_text() == GOOD
-    assert main(["check", "--fix", str(script)]) == 0
+    assert main(["check", "--unsafe-fixes", str(script)]) == 0
     assert script.read_text() == GOOD
 
 
 def test_diff_shows_the_fix_and_changes_nothing(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "--diff", str(script)]) == 1
+    assert main(["check", "--diff", "--unsafe-fixes", str(script)]) == 1
     assert "+            scaler.unscale_(optimizer)" in capsys.readouterr().out
     assert script.read_text() == BAD
 

@@ -56,7 +56,7 @@ def train(model, loader, epochs=2):
             scaler.step(optimizer)
             scaler.update()
 """,
-    fix=Safety.SAFE,
+    fix=Safety.UNSAFE,
 )
 
 

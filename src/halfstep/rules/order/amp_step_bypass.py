@@ -54,7 +54,7 @@ def train(model, loader, epochs=2):
             scaler.step(optimizer)
             scaler.update()
 """,
-    fix=Safety.SAFE,
+    fix=Safety.UNSAFE,
 )
 
 
