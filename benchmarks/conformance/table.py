@@ -177,7 +177,7 @@ The right answer is plain PyTorch in FP64 on each window as one big batch over a
 stack's uninterrupted run. FP16 runs on the CPU as it does on a GPU: Accelerate and HF Trainer, which have none there, are given
 the autocast and the scaler that they make on a GPU. "Wrong" comes with the figure, "refuses" with the sentence. Every
 comparison can be made in more than one stack; all count. Uneven shares are shown with `Join` in plain PyTorch and with what
-every other stack does by default (Accelerate's `join_uneven_inputs` is not tried). DeepSpeed, Composer and torchtune have no
-loop here.
+every other stack does by default (Accelerate's `join_uneven_inputs` hung in our loop; why is not known). DeepSpeed, Composer
+and torchtune have no loop here.
 """
 _LINKED = "The documentation that each loop follows:\n"
