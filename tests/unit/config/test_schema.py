@@ -58,8 +58,8 @@ def test_one_file_is_a_list_of_one() -> None:
         ),
         (
             "zzz=3",
-            "`zzz` is not a key of the configuration. The keys are `precision`, `device`, `processes`, `sharding`, `watch`, [model], "
-            "[lora], [data], [batch], [optimizer], [scheduler], [evaluation], [limits], [checkpoint], [run].",
+            "`zzz` is not a key of the configuration. The keys are `precision`, `device`, `processes`, `sharding`, `watch`, "
+            "[model], [lora], [data], [batch], [optimizer], [scheduler], [evaluation], [limits], [checkpoint], [run].",
         ),
     ],
 )
