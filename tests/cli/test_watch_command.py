@@ -1,4 +1,5 @@
 import json
+import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,20 @@ def test_a_right_script_exits_0(script: Path, capsys: pytest.CaptureFixture[str]
     script.write_text(RIGHT)
     assert main(["watch", str(script)]) == 0
     assert "4 updates heard. No findings in 1 file." in capsys.readouterr().out
+
+
+def test_processes_that_were_there_before_the_script_are_not_waited_for(script: Path) -> None:
+    """A hang here is the fault: the process ends only after the command."""
+    context = multiprocessing.get_context("spawn")
+    hold = context.Event()
+    other = context.Process(target=hold.wait)
+    other.start()
+    try:
+        assert main(["watch", str(script)]) == 1
+        assert other.is_alive()
+    finally:
+        hold.set()
+        other.join()
 
 
 def test_json_is_alone_on_standard_output(script: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
@@ -158,10 +158,19 @@ def _leaving(original: Callable[[int], Any], writer: Writer) -> Callable[[int], 
     return _exit
 
 
-def wait_for_children() -> None:
-    """Wait for the processes that the script started and that Python itself would wait for."""
+def children() -> set[int]:
+    """The processes that `multiprocessing` has started from this one, by number."""
+    return {child.pid for child in multiprocessing.active_children() if child.pid is not None}
+
+
+def wait_for_children(before: Collection[int]) -> None:
+    """Wait for the processes that the script started and that Python itself would wait for.
+
+    Args:
+        before: those that were there before the script, which are not its own.
+    """
     for child in multiprocessing.active_children():
-        if not child.daemon:
+        if not child.daemon and child.pid not in before:
             child.join()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from halfstep.distributed.env import launch_name, world
 from halfstep.record.probing import Asked
-from halfstep.record.processes import Writer, follow, read, reporting, wait_for_children
+from halfstep.record.processes import Writer, children, follow, read, reporting, wait_for_children
 from halfstep.record.running import Ending, check, run
 from halfstep.record.session import Session
 from halfstep.record.telling import Heard
@@ -51,6 +51,7 @@ class _Watching:
     session: Session
     launch: str | None = field(default_factory=launch_name)
     pid: int = field(default_factory=os.getpid)
+    others: set[int] = field(default_factory=children)
     ended: bool = False
 
     def begin(self) -> None:
@@ -91,7 +92,7 @@ class _Watching:
             return ending.code
         self.ended = True
         if not ending.words:
-            wait_for_children()
+            wait_for_children(self.others)
         self.writer.end(ending.words)
         self.session.stop()
         sys.stdout.flush()
