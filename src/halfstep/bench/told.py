@@ -93,7 +93,8 @@ def _cells(subject: Subject, result: Result, predicted: Mapping[str, int]) -> tu
 
 
 def _counted(rate: Measured) -> str:
-    return f"{rate.value:,.0f} ({rate.low:,.0f} to {rate.high:,.0f}, {rate.count} runs)"
+    once = rate.count == 1
+    return f"{rate.value:,.0f} once" if once else f"{rate.value:,.0f} ({rate.low:,.0f} to {rate.high:,.0f}, {rate.count} runs)"
 
 
 def _ratio(ratio: Measured | None) -> str:

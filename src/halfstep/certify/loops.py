@@ -7,6 +7,7 @@ step of an optimizer is heard through torch's own hook.
 from __future__ import annotations
 
 import json
+import math
 import runpy
 import subprocess
 import sys
@@ -113,42 +114,39 @@ def _run(script: Path, words: Sequence[str]) -> dict[str, Any]:
 
 
 def _lines(one: str, other: str, first: dict[str, Any], second: dict[str, Any]) -> list[Line]:
-    pair, eps = f"`{one}` and `{other}`", torch.finfo(torch.float32).eps
+    pair, small = f"`{one}` and `{other}`", UNITS * torch.finfo(torch.float32).eps
     counts = len(first["norms"]), len(second["norms"])
-    gradient, parameters = _apart(first["first"], second["first"]), _apart(first["last"], second["last"])
-    norms = max(abs(a - b) / a if a else abs(b) for a, b in zip(first["norms"], second["norms"], strict=False))
-    small, large = UNITS * eps, UNITS * eps * GROWTH
-    units = f"{UNITS} units in the last place of FP32"
+    source = f"{UNITS} units in the last place of FP32"
+    grown = f"{source}, {GROWTH:g} times as much for what updates carry on"
+    updates = Line(
+        topic=Topic.SPLITS,
+        claim=f"{pair} make as many updates",
+        holds=counts[0] == counts[1],
+        figure=f"{counts[0]} and {counts[1]}",
+        tolerance="exact",
+    )
     return [
-        Line(
-            topic=Topic.SPLITS,
-            claim=f"{pair} make as many updates",
-            holds=counts[0] == counts[1],
-            figure=f"{counts[0]} and {counts[1]}",
-            tolerance="exact",
-        ),
-        Line(
-            topic=Topic.SPLITS,
-            claim=f"{pair} have the same gradient in the first update",
-            holds=gradient <= small,
-            figure=f"{gradient:.1e} of its norm away",
-            tolerance=f"{small:.1e}: {units}",
-        ),
-        Line(
-            topic=Topic.SPLITS,
-            claim=f"{pair} have the same gradient norm in every update",
-            holds=norms <= large,
-            figure=f"at most {norms:.1e} away",
-            tolerance=f"{large:.1e}: {units}, {GROWTH:g} times as much for what updates carry on",
-        ),
-        Line(
-            topic=Topic.SPLITS,
-            claim=f"{pair} end with the same parameters",
-            holds=parameters <= large,
-            figure=f"{parameters:.1e} of their norm away",
-            tolerance=f"{large:.1e}: as above",
-        ),
+        updates,
+        _line(f"{pair} have the same gradient in the first update", _apart(first["first"], second["first"]), small, source),
+        _line(f"{pair} have the same gradient norm in every update", _norms_apart(first, second), small * GROWTH, grown),
+        _line(f"{pair} end with the same parameters", _apart(first["last"], second["last"]), small * GROWTH, grown),
     ]
+
+
+def _line(claim: str, away: float, allowed: float, source: str) -> Line:
+    return Line(
+        topic=Topic.SPLITS,
+        claim=claim,
+        holds=away <= allowed,
+        figure=f"{away:.1e} of its size away",
+        tolerance=f"{allowed:.1e}: {source}",
+    )
+
+
+def _norms_apart(first: dict[str, Any], second: dict[str, Any]) -> float:
+    """The largest relative difference of two norms of one update; NaN where one of them is."""
+    away = [abs(a - b) / a if a else abs(b) for a, b in zip(first["norms"], second["norms"], strict=False)]
+    return math.nan if any(map(math.isnan, away)) else max(away)
 
 
 def _apart(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from halfstep.certify.loops import Heard, _apart, certify_loop
+from halfstep.certify.loops import Heard, _apart, _lines, certify_loop
 from halfstep.cli.main import main
 
 SCRIPT = """\
@@ -35,6 +35,7 @@ for number, (bx, by) in enumerate(zip(x.split(args.batch), y.split(args.batch)),
         optimizer.step()
         optimizer.zero_grad()
 """
+NAN = float("nan")
 HALVES = "--batch 4 --accumulate 2"
 
 
@@ -49,7 +50,7 @@ def test_ways_that_are_the_same_training_hold_and_others_do_not(script: Path) ->
     made = certify_loop(script, [["--batch", "8"], HALVES.split(), [*HALVES.split(), "--wrong"]])
     assert [line.holds for line in made.lines] == [True] * 4 + [True, False, False, False]
     assert made.lines[0].figure == "4 and 4"
-    assert made.lines[5].figure == "1.0e+00 of its norm away", "the sum of two halves is twice their mean"
+    assert made.lines[5].figure == "1.0e+00 of its size away", "the sum of two halves is twice their mean"
 
 
 def test_heard_is_what_the_step_is_given() -> None:
@@ -64,6 +65,14 @@ def test_heard_is_what_the_step_is_given() -> None:
     assert found["norms"] == pytest.approx([2.0, 4.0])  # the gradient is 1 in 4 places, and nobody cleared it
     assert torch.equal(found["first"], torch.ones(4))
     assert torch.equal(found["last"], nn.utils.parameters_to_vector(model.parameters()))
+
+
+def test_a_norm_that_is_not_a_number_is_not_hidden_behind_the_others() -> None:
+    lines = _lines(
+        "a", "b", *({"norms": norms, "first": torch.ones(1), "last": torch.ones(1)} for norms in ([1.0, 1.0], [1.0, NAN]))
+    )
+    assert [line.holds for line in lines] == [True, True, False, True]
+    assert lines[2].figure == "nan of its size away"
 
 
 def test_different_sizes_are_infinitely_apart() -> None:
