@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from halfstep.config.options import Attention, Precision
+from halfstep.config.options import Attention, Precision, Sharding
 from halfstep.errors import DeviceError
 from halfstep.plan.accelerators import Accelerator, accelerator
 from halfstep.plan.known_models import KNOWN
 from halfstep.plan.memory import GIB
 from halfstep.plan.model_facts import FAMILIES, Norm, Traits, Transformer, from_config
-from halfstep.plan.recipe import Adapter, BaseWeights, Checkpointing, Loss, Optimizer, Recipe, Sharding
+from halfstep.plan.recipe import Adapter, BaseWeights, Checkpointing, Loss, Optimizer, Recipe
 
 TABLE = Path(__file__).with_name("published_runs.tsv")
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")

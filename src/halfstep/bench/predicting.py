@@ -8,14 +8,14 @@ import torch
 
 from halfstep.bench.describing import Subject
 from halfstep.bench.row import Row
-from halfstep.config.options import Attention
+from halfstep.config.options import Attention, Sharding
 from halfstep.errors import UsageError
 from halfstep.measure.cache_folder import cache_dir
 from halfstep.measure.calibrating import calibrate
 from halfstep.plan.calibration import keep
 from halfstep.plan.memory import memory_bill
 from halfstep.plan.model_facts import Transformer, from_config
-from halfstep.plan.recipe import Checkpointing, Recipe, Sharding
+from halfstep.plan.recipe import Checkpointing, Recipe
 
 
 def predicted_bytes(subject: Subject, rows: Sequence[Row]) -> dict[str, int]:
@@ -34,7 +34,7 @@ def predicted_bytes(subject: Subject, rows: Sequence[Row]) -> dict[str, int]:
                     accumulation=row.accumulate,
                     precision=row.precision,
                     ranks=row.processes,
-                    sharding=Sharding.NONE if row.sharding is None else Sharding(str(row.sharding)),
+                    sharding=row.sharding or Sharding.NONE,
                     checkpointing=Checkpointing.FULL if _again(row, configured) else Checkpointing.NONE,
                     attention=Attention(subject.conditions["attention"]),
                     compiled=row.compile,

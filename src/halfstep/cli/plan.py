@@ -172,7 +172,8 @@ def _measure(cache: Path) -> None:
 
 
 def _wish(args: argparse.Namespace, settings: Mapping[str, Any], model: Model) -> Wish:
-    from halfstep.plan.recipe import BaseWeights, Checkpointing, Loss, Optimizer, Sharding
+    from halfstep.config.options import Sharding
+    from halfstep.plan.recipe import BaseWeights, Checkpointing, Loss, Optimizer
     from halfstep.plan.search import Wish
 
     def asked(name: str) -> Any:

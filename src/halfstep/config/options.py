@@ -41,6 +41,11 @@ class Sharding(str, Enum):
     def __str__(self) -> str:
         return self.value
 
+    @property
+    def divides(self) -> bool:
+        """Whether states are divided over the ranks."""
+        return self in (Sharding.ZERO2, Sharding.ZERO3)
+
 
 class Tail(str, Enum):
     """What becomes of the last micro-batches of an epoch when they do not fill a window."""

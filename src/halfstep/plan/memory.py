@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from halfstep.config.options import Sharding
 from halfstep.plan.activations import logits_bytes, one_block_bytes, saved_bytes
 from halfstep.plan.convnet import Convnet
 from halfstep.plan.model_facts import Model
-from halfstep.plan.recipe import BaseWeights, Optimizer, Recipe, Sharding
+from halfstep.plan.recipe import BaseWeights, Optimizer, Recipe
 
 GB = 10**9
 GIB = 2**30

@@ -5,28 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from halfstep.config.options import Attention, Precision
-
-
-class Sharding(str, Enum):
-    """What is divided over the ranks."""
-
-    NONE = "none"
-    """One rank, which holds everything."""
-    DDP = "ddp"
-    """Every rank holds everything; gradients are averaged."""
-    ZERO2 = "zero2"
-    """FSDP2 that does not reshard after the forward: gradients and optimizer states are divided."""
-    ZERO3 = "zero3"
-    """FSDP2: parameters too, gathered a block at a time."""
-
-    def __str__(self) -> str:
-        return self.value
-
-    @property
-    def divides(self) -> bool:
-        """Whether states are divided."""
-        return self in (Sharding.ZERO2, Sharding.ZERO3)
+from halfstep.config.options import Attention, Precision, Sharding
 
 
 class Checkpointing(str, Enum):

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import product
 
-from halfstep.config.options import Attention, Precision
+from halfstep.config.options import Attention, Precision, Sharding
 from halfstep.errors import ConfigError
 from halfstep.plan.convnet import Convnet
 from halfstep.plan.memory import GIB, Bill, memory_bill
 from halfstep.plan.model_facts import Model, Transformer
-from halfstep.plan.recipe import Adapter, BaseWeights, Checkpointing, Loss, Optimizer, Recipe, Sharding
+from halfstep.plan.recipe import Adapter, BaseWeights, Checkpointing, Loss, Optimizer, Recipe
 from halfstep.plan.time import Estimate, Rates, estimate
 
 MARGIN = 0.05

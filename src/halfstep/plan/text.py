@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from halfstep.config.options import Sharding
 from halfstep.plan.memory import GB, GIB, Bill, memory_bill
 from halfstep.plan.model_facts import Model
-from halfstep.plan.recipe import Recipe, Sharding
+from halfstep.plan.recipe import Recipe
 from halfstep.plan.search import Machine, Plan, Remedy
 from halfstep.plan.time import Estimate
 

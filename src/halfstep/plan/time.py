@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from halfstep.config.options import Attention, Precision
+from halfstep.config.options import Attention, Precision, Sharding
 from halfstep.plan.accelerators import Accelerator
 from halfstep.plan.activations import block_inventory
 from halfstep.plan.convnet import Convnet
 from halfstep.plan.model_facts import Model, Transformer
-from halfstep.plan.recipe import Checkpointing, Loss, Optimizer, Recipe, Sharding
+from halfstep.plan.recipe import Checkpointing, Loss, Optimizer, Recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

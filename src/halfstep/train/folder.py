@@ -124,9 +124,7 @@ class RunFolder:
         ]
         return [*files, TensorBoard(self.path / "events", after=after)] if tensorboard else files
 
-    def save_model(
-        self, name: str, model: nn.Module, tokenizer: Any | None, state: dict[str, torch.Tensor] | None = None
-    ) -> Path:
+    def save_model(self, name: str, model: nn.Module, tokenizer: Any | None) -> Path:
         """Write the model, and its tokenizer where it has one, as a folder for `from_pretrained`.
 
         Raises:

@@ -2,12 +2,12 @@ from dataclasses import replace
 
 import pytest
 
-from halfstep.config.options import Attention, Precision
+from halfstep.config.options import Attention, Precision, Sharding
 from halfstep.plan.activations import block_inventory, saved_bytes
 from halfstep.plan.known_models import KNOWN
 from halfstep.plan.memory import Bill, Phase, memory_bill
 from halfstep.plan.model_facts import Transformer, from_config
-from halfstep.plan.recipe import Adapter, BaseWeights, Checkpointing, Loss, Optimizer, Recipe, Sharding
+from halfstep.plan.recipe import Adapter, BaseWeights, Checkpointing, Loss, Optimizer, Recipe
 
 LLAMA = from_config(KNOWN["llama-7b"], "llama-7b")
 assert isinstance(LLAMA, Transformer)

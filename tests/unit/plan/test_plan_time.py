@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from halfstep.config.options import Precision
+from halfstep.config.options import Precision, Sharding
 from halfstep.plan.accelerators import accelerator, accelerators
 from halfstep.plan.known_models import KNOWN
 from halfstep.plan.model_facts import Model, Transformer, from_config
-from halfstep.plan.recipe import Adapter, Checkpointing, Recipe, Sharding
+from halfstep.plan.recipe import Adapter, Checkpointing, Recipe
 from halfstep.plan.time import Estimate, estimate, flops_of_attention, flops_of_products, rates_of
 
 LLAMA = from_config(KNOWN["llama-7b"], "llama-7b")

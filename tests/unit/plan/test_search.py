@@ -2,12 +2,12 @@ from dataclasses import replace
 
 import pytest
 
-from halfstep.config.options import Precision
+from halfstep.config.options import Precision, Sharding
 from halfstep.errors import ConfigError, DeviceError
 from halfstep.plan.known_models import KNOWN
 from halfstep.plan.machines import named
 from halfstep.plan.model_facts import from_config
-from halfstep.plan.recipe import Checkpointing, Optimizer, Sharding
+from halfstep.plan.recipe import Checkpointing, Optimizer
 from halfstep.plan.search import MARGIN, Plan, Verdict, Wish, lora_parameters, remedies, search
 
 LLAMA = from_config(KNOWN["llama-7b"], "llama-7b")
