@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from halfstep.bench.benching import Result
+from halfstep.bench.benching import ROUNDS, Result
 from halfstep.bench.describing import Subject
 from halfstep.measure.stats import Measured
 from halfstep.report.html_figure import figure, table
@@ -32,6 +32,8 @@ def conclusion(results: Sequence[Result]) -> str:
     if better:
         best = max(better, key=lambda result: result.against.value if result.against else 0.0)
         return f"The fastest is {best.row}: {_ratio(best.against)} times {results[0].row}."
+    if any(result.against is not None and result.against.count < ROUNDS for result in results):
+        return f"Too few rounds to compare the rows: {ROUNDS} show whether a difference stays."
     if results[0].failed:
         return f"Nothing can be compared: {results[0].row} {results[0].failed}."
     return f"No row is faster than {results[0].row} beyond the spread. `halfstep watch --profile` says where the time goes."

@@ -102,6 +102,11 @@ def test_no_gain_is_no_gain() -> None:
     assert conclusion([RESULTS[2]]) == "Nothing can be compared: fp16, 8 x 2 does not fit: out of memory."
 
 
+def test_too_few_rounds_are_no_verdict_either_way() -> None:
+    few = compared([100, 50], [100, 100])
+    assert conclusion([RESULTS[0], few]) == "Too few rounds to compare the rows: 3 show whether a difference stays."
+
+
 def test_data_and_page_hold_the_same() -> None:
     data = to_dict(subject(), RESULTS, {})
     assert [row["verdict"] for row in data["rows"]] == ["", "faster", ""]

@@ -14,6 +14,7 @@ from halfstep.findings.finding import Finding
 from halfstep.findings.registry import find_card
 from halfstep.report.html import Watched, headline, joined, watched_page
 from halfstep.report.html_figure import figure, number
+from halfstep.report.html_page import page as whole_page
 from halfstep.report.parts import AnyPart, Bars, Heat, Lines, Mark, Series, Table
 
 NAN, INF = float("nan"), float("inf")
@@ -175,3 +176,9 @@ def test_nothing_sticks_out_of_the_page_in_a_browser(tmp_path: Path, width: int)
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     needed, there = map(int, re.findall(r"<title>(\d+),(\d+)</title>", done.stdout)[0])
     assert needed <= there
+
+
+def test_code_in_title_and_lead_is_code_and_the_rest_is_escaped() -> None:
+    html = whole_page("the default of `halfstep train`", lead="`watch` says <where>")
+    assert "<h1>the default of <code>halfstep train</code></h1>" in html
+    assert '<p class="lead"><code>watch</code> says &lt;where&gt;</p>' in html
