@@ -59,7 +59,7 @@ class Subject:
 
     def __str__(self) -> str:
         over = f" with {', '.join(self.settings)}" if self.settings else ""
-        return self.factory or f"{self.config or 'the default of `halfstep train`'}{over}"
+        return self.factory or f"{self.config or 'the default run of halfstep train'}{over}"
 
     def make(self) -> Parts:
         """The parts, made under fixed seeds.

@@ -47,7 +47,7 @@ def page(title: str, *, lead: str, facts: Sequence[Fact] = (), sections: Iterabl
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta name="color-scheme" content="light dark"><title>{escaped(title)}</title><style>{style()}</style></head>\n'
-        f'<body><header><h1>{inline(title)}</h1><p class="lead">{inline(lead)}</p></header>{glance}\n'
+        f'<body><header><h1>{escaped(title)}</h1><p class="lead">{inline(lead)}</p></header>{glance}\n'
         f"<main>{body}</main>\n<footer>halfstep {__version__}. This page is one file and asks nothing of the network. "
         f"A value that nobody measured is shown as unknown; NaN is shown as NaN.</footer></body></html>\n"
     )

@@ -178,7 +178,7 @@ def test_nothing_sticks_out_of_the_page_in_a_browser(tmp_path: Path, width: int)
     assert needed <= there
 
 
-def test_code_in_title_and_lead_is_code_and_the_rest_is_escaped() -> None:
-    html = whole_page("the default of `halfstep train`", lead="`watch` says <where>")
-    assert "<h1>the default of <code>halfstep train</code></h1>" in html
+def test_code_in_the_lead_is_code_and_a_title_is_left_as_the_user_wrote_it() -> None:
+    html = whole_page("train.py `date`", lead="`watch` says <where>")
+    assert "<h1>train.py `date`</h1>" in html
     assert '<p class="lead"><code>watch</code> says &lt;where&gt;</p>' in html
