@@ -9,7 +9,7 @@ train: .venv/.train
 	$(BIN)/halfstep train
 
 test: .venv/.test
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 check: .venv/.test
 	$(BIN)/ruff format --check .
