@@ -34,12 +34,15 @@ SCALE = 2.0**16
 
 
 def tiny_update(quick: bool) -> Iterable[Row]:
-    """An update of a model so small that overhead is all there is, on one thread."""
-    what = "update, tiny model"
+    """An update of a model so small that overhead is all there is, on one thread.
+
+    Each loop has its turn for ten updates in a row: a training loop runs its own code warm.
+    """
+    what = "ten updates, tiny model"
     runnable = [name for name in LOOPS if missing(name) is None]
     with threads(1):
-        works = {name: LOOPS[name](*tiny(DEVICE), mean_square) for name in runnable}
-        seconds = paired(works, DEVICE, rounds=40 if quick else 400, warmup_rounds=10)
+        works = {name: ten(LOOPS[name](*tiny(DEVICE), mean_square)) for name in runnable}
+        seconds = paired(works, DEVICE, rounds=10 if quick else 100)
     for name, goal in TINY_GOALS.items():
         cause = missing(name)
         if cause is not None:
@@ -49,6 +52,16 @@ def tiny_update(quick: bool) -> Iterable[Row]:
     for name in runnable[2:]:
         yield ratio_row(f"{what}, {name}", "by hand", seconds[name], seconds["by hand"])
     yield same_weights(what, runnable)
+
+
+def ten(update: Work) -> Work:
+    """Ten updates in a row."""
+
+    def updates() -> None:
+        for _ in range(10):
+            update()
+
+    return updates
 
 
 def same_weights(what: str, names: Sequence[str]) -> Row:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from weakref import WeakSet
+from weakref import ReferenceType, WeakSet, ref
 
 import torch
 import torch.distributed as dist
@@ -256,7 +256,7 @@ def connect(device: torch.device) -> Group:
         _start(device)
     group = Group(place, _group_of_hosts(device), device)
     group.answer()
-    atexit.register(group.release)
+    atexit.register(_release, ref(group))
     return group
 
 
@@ -278,6 +278,13 @@ def _start(device: torch.device) -> None:
     store = PrefixStore(f"attempt {restarts()}", store)
     dist.init_process_group(dist.get_default_backend_for_device(device.type), store=store, rank=rank, world_size=size)
     atexit.register(_end)
+
+
+def _release(group: ReferenceType[Group]) -> None:
+    """Release a group that lives until the process ends; one that is gone has let go of its threads by then."""
+    living = group()
+    if living is not None:
+        living.release()
 
 
 def _end() -> None:
