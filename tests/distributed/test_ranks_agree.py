@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -250,3 +251,21 @@ def test_problem_4_ranks_whose_shapes_differ_or_whose_labels_are_all_masked_trai
     rounding = 2e-6 if precision == "fp32" else 1e-2
     assert_near(first, train_texts(precision, lengths, masked), rtol=rounding, atol=rounding)
     assert not first["/model/0.weight"].equal(nn.Embedding(11, 6).weight)
+
+
+def threads() -> int:
+    """Threads of this process, as the system counts them (Linux) and as Python does, once those that were told to end have."""
+    for thread in threading.enumerate():
+        if thread.name == "halfstep whereabouts":
+            thread.join(5.0)
+    return len(list(Path("/proc/self/task").glob("*"))) + threading.active_count()
+
+
+def test_an_engine_that_is_gone_leaves_no_thread_behind(both: Both) -> None:
+    """Many engines in one process would otherwise keep it busy with the threads of all those before."""
+    job = Job(windows=[[[[0, 1]], [[2, 3]]]], weights=[1.0] * 4)
+    both(train, job)
+    before = both(threads)
+    for _ in range(3):
+        both(train, job)
+    assert both(threads) == before

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from halfstep.config.choice import Choice
-from halfstep.distributed.group import Group
+from halfstep.distributed.group import Group, lend
 from halfstep.errors import ModelError
 
 
@@ -63,7 +63,7 @@ def replicate(model: nn.Module, group: Group, device: torch.device, *, late_beca
     if ddp is None:
         group.broadcast_buffers(unwrap(model))
         model = ddp = _wrapped(model, device)
-        group.lend(ddp)
+        lend(ddp)
     choice = Choice(value="during the last backward", reason="once a window, overlapped with backward by DDP")
     return Replica(model=model, averaging=ddp, choice=choice)
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import atexit
 import sys
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from weakref import ReferenceType, WeakSet, ref
 
 import torch
 import torch.distributed as dist
@@ -79,7 +79,6 @@ class Group:
         self._control, self._device = control, device
         self._steps: Any = None
         self._waiting: Vote | None = None
-        self._wrappers: WeakSet[DistributedDataParallel] = WeakSet()
 
     def start_sum(self, tensor: torch.Tensor) -> Pending:
         """Start to sum `tensor`, a vector, over the ranks on the device's own backend, with a vote that waits to go along."""
@@ -215,23 +214,15 @@ class Group:
 
         self._answering = Answering(_get_default_store(), self.rank, self)
 
-    def lend(self, wrapper: DistributedDataParallel) -> None:
-        """Let a wrapper that was made here use the process group until `release`."""
-        self._wrappers.add(wrapper)
-
     def release(self) -> None:
-        """Let go of all that keeps the process group alive, when the process ends; nothing can be trained afterwards.
+        """Let go of the groups of hosts, when the process ends; nothing can be trained afterwards.
 
-        Not where it fails: its group may have work under way that the others will never do their part of.
+        Not where it fails: they may have work under way that the others will never do their part of.
         """
         if self._answering is not None:
             self._answering.end()
-        if _fails():
-            return
-        self._control = self._steps = None
-        for wrapper in self._wrappers:
-            for holder in ("process_group", "reducer", "logger"):
-                setattr(wrapper, holder, None)
+        if not _fails():
+            self._control = self._steps = None
 
 
 def connect(device: torch.device) -> Group:
@@ -256,8 +247,26 @@ def connect(device: torch.device) -> Group:
         _start(device)
     group = Group(place, _group_of_hosts(device), device)
     group.answer()
-    atexit.register(_release, ref(group))
+    atexit.register(_release, weakref.ref(group))
     return group
+
+
+def lend(wrapper: DistributedDataParallel) -> None:
+    """Let a wrapper that was made here use the process group until the process ends."""
+    atexit.register(_release_wrapper, weakref.ref(wrapper))
+
+
+def _release(lent: Callable[[], Group | None]) -> None:
+    group = lent()
+    if group is not None:
+        group.release()
+
+
+def _release_wrapper(lent: Callable[[], DistributedDataParallel | None]) -> None:
+    wrapper = lent()
+    if wrapper is not None and not _fails():
+        for holder in ("process_group", "reducer", "logger"):
+            setattr(wrapper, holder, None)
 
 
 def _group_of_hosts(device: torch.device | None) -> Any:
@@ -280,18 +289,11 @@ def _start(device: torch.device) -> None:
     atexit.register(_end)
 
 
-def _release(group: ReferenceType[Group]) -> None:
-    """Release a group that lives until the process ends; one that is gone has let go of its threads by then."""
-    living = group()
-    if living is not None:
-        living.release()
-
-
 def _end() -> None:
     """Leave the group, unless this process fails: NCCL would then wait for collectives that the others are not in.
 
-    Called after every `Group.release`, so that the group's threads end here: one that still holds a tensor when the interpreter
-    is gone aborts the process ("terminate called without an active exception").
+    Called after everything that uses it was let go, so that the group's threads end here: one that still holds a tensor
+    when the interpreter is gone aborts the process ("terminate called without an active exception").
     """
     if dist.is_initialized() and (dist.get_backend() == "gloo" or not _fails()):
         dist.destroy_process_group()
