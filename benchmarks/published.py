@@ -208,15 +208,17 @@ def _recipe(row: dict[str, str]) -> Recipe:
         sharding=_sharding(row["sharding"].lower(), gpus, gathers_frozen="litgpt" in source and adapter is not None),
         checkpointing=_checkpointing(row["act_ckpt"], always=_always_checkpoints(source, gpus)),
         optimizer=Optimizer.ADAMW_8BIT if "8bit" in optimizer or "8bit" in notes else Optimizer.ADAMW,
+        full_embedding_states=True,
         fused="fused=false" not in optimizer,
         step_in_backward="in bwd" in optimizer,
         adapter=adapter,
-        trainable=int(trainable[1]) if trainable else 20_000_000 if adapter else 0,
+        trainable=int(trainable[1]) if trainable else 20_000_000 if adapter else None,
         attention=Attention.EAGER if row["attention"] == "eager" else Attention.SDPA,
         native_attention=row["attention"] == "te",
         gradients_stay="huggingface" in source,
         compiled=_compiled(notes, source, row["attention"]) or "compile" in techniques,
         loss=_loss(row, techniques),
+        labels_samples=row["model"].lower().startswith("bert"),
         fused_loss="kempner" in source or "compile" in techniques,
         parallel_loss="kempner" not in source,
         logits_held="torchtitan" not in source,
@@ -238,8 +240,6 @@ def _techniques(notes: str) -> str:
 
 
 def _loss(row: dict[str, str], techniques: str) -> Loss:
-    if row["model"].lower().startswith("bert"):
-        return Loss.CHUNKED  # a head of two classes has next to no logits
     return Loss.PARTS if "chunked cross entropy" in row["notes"].lower() or "chunked" in techniques else Loss.WHOLE
 
 

@@ -65,13 +65,20 @@ def test_json_holds_the_same(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_does_not_fit_is_an_answer_with_what_would_make_it_fit(capsys: pytest.CaptureFixture[str]) -> None:
     text = told(capsys, *LLAMA, "--global-batch", "8", code=1)
-    assert "1. does not fit  bf16" in text
+    assert "1. does not fit  fp32 checkpointed" in text
     assert "What would make it fit:\n" in text
     assert "  2 devices (`--gpus 2`): " in text
 
 
 def test_images_are_counted_for_a_convolutional_network(capsys: pytest.CaptureFixture[str]) -> None:
     assert "images/s" in told(capsys, "resnet50", "--gpu", "V100-32GB", "--global-batch", "256")
+
+
+def test_an_image_is_as_many_tokens_as_it_has_patches_and_counts_once(capsys: pytest.CaptureFixture[str]) -> None:
+    first = planned(capsys, "vit-base", "--gpu", "H100", "--micro-batch", "64")["plans"][0]
+    assert (first["recipe"]["micro_batch"], first["recipe"]["sequence"]) == (64, 197)
+    assert first["tokens_per_s"][1] == pytest.approx(64 / first["time"]["update_s"])
+    assert first["bill"]["phases"]["loss"]["activations"] > 2e9
 
 
 def test_a_configuration_of_train_says_model_batch_and_precision(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -126,8 +133,15 @@ MISTAKES = {
     "`--measure` measures this machine, and `--gpu` names another. Leave out one of them.": (*LLAMA, "--measure"),
     "`--weights` is for weights that are not trained: give `--lora RANK` too.": (*LLAMA, "--weights", "nf4"),
     "`--lora 8`: resnet50 has no attention to put adapters on. Leave it out.": ("resnet50", "--gpu", "T4", "--lora", "8"),
-    "`--trace` counts full training with adamw, sgd or sgd-momentum, and checkpointing none or full. "
-    "Leave out `--trace` for the closed form.": (*LLAMA, "--trace", "--lora", "8"),
+    "`--trace` cannot count `--optimizer adafactor`. Leave out one of them.": (*LLAMA, "--trace", "--optimizer", "adafactor"),
+    "`--seq 4096` is longer than the 1024 positions that gpt2 has. Use 1024 or less.": ("gpt2", "--gpu", "T4", "--seq", "4096"),
+    "`--seq 9` has no effect: vit-base takes images, whose length is its own. Leave it out.": (
+        "vit-base",
+        "--gpu",
+        "T4",
+        "--seq",
+        "9",
+    ),
 }
 
 

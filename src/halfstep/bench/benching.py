@@ -15,6 +15,7 @@ from typing import Any
 from halfstep.bench.describing import Subject
 from halfstep.bench.row import Row, Trial
 from halfstep.bench.trying import Task
+from halfstep.config.options import Precision
 from halfstep.errors import ConfigError
 from halfstep.measure.stats import Measured, paired_ratio, summarize
 from halfstep.train.launch import python_command
@@ -26,6 +27,10 @@ START_S = 180.0
 """Seconds that a process may take beyond the limit to start, to open the data and to end an update that it began."""
 COMPARED = 3
 """First updates whose losses are compared with FP32's: later ones drift apart, as any two roundings do."""
+
+EXPLAINED = 6
+"""Updates of a profile after the first two: a warm one, three under the profiler, one under a mode, one to spare."""
+SLOWER, NO_DIFFERENCE = NOT_FASTER = ("slower", "no difference beyond the spread")
 
 QUESTION = "question.json"
 KILLED = "Signal 9 (SIGKILL)"
@@ -40,6 +45,7 @@ class Result:
         row: which.
         rate: what counted, a second, over rounds; None where it failed.
         against: the rate over that of the first row, round by round; None for the first row itself, or where either failed.
+        every_round: 1 where it was faster than the first row in every round, -1 where it was slower in every round, else 0.
         loss_deviation: the largest relative distance of the first losses from the first row's.
         allocated_bytes: the highest of all rounds. reserved_bytes: likewise, where there is an allocator.
         update_s: the fastest update.
@@ -49,6 +55,7 @@ class Result:
     row: Row
     rate: Measured | None = None
     against: Measured | None = None
+    every_round: int = 0
     loss_deviation: float | None = None
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
@@ -62,9 +69,7 @@ class Result:
             return ""
         if self.against.count < ROUNDS:
             return "too few rounds to tell"
-        if self.against.low > 1:
-            return "faster"
-        return "slower" if self.against.high < 1 else "no difference beyond the spread"
+        return {1: "faster", -1: SLOWER, 0: NO_DIFFERENCE}[self.every_round]
 
 
 def bench(
@@ -120,6 +125,20 @@ def measure(
 def compare(trials: Mapping[Row, Sequence[Trial]], first: Row) -> list[Result]:
     """What the trials of each row say, against those of the first in the same rounds."""
     return [_result(row, mine, trials[first]) for row, mine in trials.items()]
+
+
+def explained(
+    results: Sequence[Result], *, config: str | None, settings: Sequence[str], limit_s: float, told: Callable[[str], None]
+) -> dict[str, tuple[str, ...]]:
+    """Where the time goes of the first row of each low precision that is not faster than the first of all, by its name."""
+    slow = [result.row for result in results if result.verdict in NOT_FASTER and result.row.precision is not Precision.FP32]
+    found = {}
+    for row in {row.precision: row for row in reversed(slow)}.values():
+        told(f"why it is not faster: {row}")
+        task = Task(config=config, settings=[*settings, *row.settings()], updates=EXPLAINED, limit_s=limit_s, explain=True)
+        trial = in_processes(task, row.processes)
+        found[str(row)] = (trial.failed,) if trial.failed else trial.why
+    return found
 
 
 def subject_of(config: str | None, settings: Sequence[str]) -> Subject:
@@ -182,10 +201,13 @@ def _result(row: Row, trials: Sequence[Trial], first: Sequence[Trial]) -> Result
         return Result(row=row, failed=failed)
     rates = [trial.rate for trial in trials]
     compared = trials is not first and not any(trial.failed for trial in first)
+    theirs = [trial.rate for trial in first] if compared else []
+    faster, slower = (all(sign * (mine - other) > 0 for mine, other in zip(rates, theirs, strict=False)) for sign in (1, -1))
     return Result(
         row=row,
         rate=summarize(rates, ""),
-        against=paired_ratio(rates, [trial.rate for trial in first]) if compared else None,
+        against=paired_ratio(rates, theirs) if compared else None,
+        every_round=faster - slower,
         loss_deviation=_deviation(trials[0], first[0]) if compared else None,
         allocated_bytes=_most([trial.allocated_bytes for trial in trials]),
         reserved_bytes=_most([trial.reserved_bytes for trial in trials]),

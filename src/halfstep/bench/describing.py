@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from halfstep.config.load import load
-from halfstep.config.options import Precision
+from halfstep.config.options import OptimizerName, Precision
+from halfstep.config.run import Run
+from halfstep.config.tasks import ALL_LINEAR
 from halfstep.measure.hardware import describe
 from halfstep.measure.memory import free_bytes
+from halfstep.plan.recipe import Adapter, Loss, Optimizer
 from halfstep.precision.select import available, candidates
 from halfstep.train.job import prepare
 from halfstep.train.opening import device_of
@@ -35,6 +39,7 @@ class Subject:
         conditions: what else a reader must know, by name.
         unavailable: precisions that this device cannot train in, with the reason.
         model_config: the configuration of the model, for predictions; empty where it has none.
+        recipe: what else memory depends on, by the planner's names for it.
         processes: ranks, as the configuration has them.
         learning_rate: as the configuration has it; None where it was not asked.
         native: precisions that "auto" may choose here, FP32 first.
@@ -51,6 +56,7 @@ class Subject:
     conditions: Mapping[str, str]
     unavailable: Mapping[str, str]
     model_config: Mapping[str, Any]
+    recipe: Mapping[str, Any]
     processes: int = 1
     learning_rate: float | None = None
     native: Sequence[str] = (str(Precision.FP32),)
@@ -78,17 +84,64 @@ def describe_subject(config: str | None, settings: Sequence[str]) -> Subject:
             "packing": {None: "one stream of text", True: "packed", False: "padded"}[run.data.packing],
             "attention": str(run.model.attention),
             "activation checkpointing": "on" if run.model.checkpoint_activations else "off",
-            "optimizer": f"{run.optimizer.name}, states in the dtype of the parameters",
-            "parameters": "FP32; BF16 in rows of bf16-pure",
+            "optimizer": f"{run.optimizer.name}, states in {_states(run)}",
+            "loss": f"{run.model.loss_chunk} tokens at a time" if run.model.loss_chunk else "all logits at once",
+            "parameters": f"FP32; BF16 in rows of bf16-pure; {_trained(job.model)}",
             "tf32": "on where the GPU has it" if job.device.type == "cuda" else f"{job.device.type} has none",
         },
         unavailable=cannot,
         model_config=model_config.to_dict() if model_config is not None else {},
+        recipe=_recipe(run, job.model),
         processes=run.processes,
         learning_rate=run.optimizer.learning_rate,
         native=[str(precision) for precision in candidates(job.device)],
         at_hand_bytes=at_hand // run.processes if at_hand is not None and job.device.type == "cpu" else at_hand,
     )
+
+
+def _states(run: Run) -> str:
+    return "8 bits" if run.optimizer.name is OptimizerName.ADAMW_8BIT else "the dtype of the parameters"
+
+
+def _trained(model: nn.Module) -> str:
+    some, every = trained_parameters(model), sum(p.numel() for p in model.parameters())
+    return "all are trained" if some == every else f"{some:,} of {every:,} are trained"
+
+
+def trained_parameters(model: nn.Module) -> int:
+    """How many of its numbers are trained."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def _recipe(run: Run, model: nn.Module) -> dict[str, Any]:
+    """Fields of `halfstep.plan.recipe.Recipe` that are the same in every row, as JSON types."""
+    some, every = trained_parameters(model), sum(p.numel() for p in model.parameters())
+    adapted = (
+        {
+            "adapter": str(Adapter.LORA),
+            "adapts_all": list(run.lora.targets) == [ALL_LINEAR],
+            "adapter_dropout": run.lora.dropout > 0,
+        }
+        if run.lora is not None
+        else {}
+    )
+    return {
+        "optimizer": str(_optimizer(run)),
+        "attention": None if run.model.attention is None else str(run.model.attention),
+        "loss": str(Loss.CHUNKED if run.model.loss_chunk else Loss.WHOLE),
+        "loss_chunk": run.model.loss_chunk or None,
+        "labels_samples": run.model.task.has_classes,
+        "trainable": None if some == every else some,
+        **adapted,
+    }
+
+
+def _optimizer(run: Run) -> Optimizer:
+    """As the planner names what keeps the same states."""
+    name = run.optimizer.name
+    if name is OptimizerName.SGD and run.optimizer.momentum:
+        return Optimizer.MOMENTUM
+    return Optimizer.ADAMW if name is OptimizerName.ADAM else Optimizer(str(name))
 
 
 def usual_rows(subject: Subject) -> list[tuple[Precision, int, int]]:

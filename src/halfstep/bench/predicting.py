@@ -14,39 +14,38 @@ from halfstep.measure.cache_folder import cache_dir
 from halfstep.measure.calibrating import calibrate
 from halfstep.plan.calibration import keep
 from halfstep.plan.memory import memory_bill
-from halfstep.plan.model_facts import Transformer, from_config
-from halfstep.plan.recipe import Checkpointing, Recipe
+from halfstep.plan.model_facts import Model, from_config
+from halfstep.plan.recipe import Adapter, Checkpointing, Loss, Optimizer, Recipe
+
+KINDS = {"optimizer": Optimizer, "attention": Attention, "loss": Loss, "adapter": Adapter}
+"""Fields of a recipe whose values are closed lists."""
 
 
 def predicted_bytes(subject: Subject, rows: Sequence[Row]) -> dict[str, int]:
-    """Allocated bytes at the peak of each row by its name; none where the model is of a kind that is not known."""
+    """Allocated bytes at the peak of each row by its name; none where the model or its data are of a kind that is not known."""
     model = _model(subject)
-    if model is None or subject.sequence is None:
+    length = subject.sequence if model is None or model.fixed_length is None else model.fixed_length
+    if model is None or length is None:
         return {}
+    return {str(row): round(memory_bill(model, recipe_of(subject, row, length)).allocated_bytes) for row in rows}
+
+
+def recipe_of(subject: Subject, row: Row, length: int) -> Recipe:
+    """The row as the planner has it: what the row says, and what the run says of all rows."""
+    told = {name: KINDS[name](value) if name in KINDS else value for name, value in subject.recipe.items() if value is not None}
     configured = subject.conditions["activation checkpointing"] == "on"
-    return {
-        str(row): round(
-            memory_bill(
-                model,
-                Recipe(
-                    micro_batch=row.micro,
-                    sequence=subject.sequence,
-                    accumulation=row.accumulate,
-                    precision=row.precision,
-                    ranks=row.processes,
-                    sharding=row.sharding or Sharding.NONE,
-                    checkpointing=Checkpointing.FULL if _again(row, configured) else Checkpointing.NONE,
-                    attention=Attention(subject.conditions["attention"]),
-                    compiled=row.compile,
-                ),
-            ).allocated_bytes
-        )
-        for row in rows
-    }
-
-
-def _again(row: Row, configured: bool) -> bool:
-    return configured if row.checkpoint is None else row.checkpoint
+    again = configured if row.checkpoint is None else row.checkpoint
+    return Recipe(
+        micro_batch=row.micro,
+        sequence=length,
+        accumulation=row.accumulate,
+        precision=row.precision,
+        ranks=row.processes,
+        sharding=row.sharding or Sharding.NONE,
+        checkpointing=Checkpointing.FULL if again else Checkpointing.NONE,
+        compiled=row.compile,
+        **told,
+    )
 
 
 def keep_calibration(subject: Subject) -> str:
@@ -58,9 +57,8 @@ def keep_calibration(subject: Subject) -> str:
     return f"kept in {path}, for `halfstep plan --gpu this`"
 
 
-def _model(subject: Subject) -> Transformer | None:
+def _model(subject: Subject) -> Model | None:
     try:
-        model = from_config(subject.model_config, "the model")
+        return from_config(subject.model_config, "the model")
     except UsageError:
         return None
-    return model if isinstance(model, Transformer) else None

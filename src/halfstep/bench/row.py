@@ -63,6 +63,7 @@ class Trial:
             without the model; of several ranks, the one that took most.
         reserved_bytes: the highest that the allocator took; None on the CPU, which has none of its own.
         failed: why there is nothing else; the row does not fit, or was too slow.
+        why: where its time goes, in sentences; empty where that was not asked.
     """
 
     seconds: tuple[float, ...] = ()
@@ -71,6 +72,7 @@ class Trial:
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     failed: str | None = None
+    why: tuple[str, ...] = ()
 
     @property
     def rate(self) -> float:

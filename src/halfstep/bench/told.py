@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 from halfstep.bench.benching import ROUNDS, Result
@@ -13,17 +14,21 @@ from halfstep.report.html_figure import figure, table
 from halfstep.report.html_page import Fact, Section, page, paragraph
 from halfstep.report.parts import Bars, Table
 
+Reasons = Mapping[str, Sequence[str]]
+"""Where the time of a row goes, by its name."""
+NONE: Reasons = MappingProxyType({})
 COLUMNS = ("row", "rate", "against the first", "loss from the first", "memory at most", "predicted")
 
 
-def to_text(subject: Subject, results: Sequence[Result], predicted: Mapping[str, int]) -> str:
+def to_text(subject: Subject, results: Sequence[Result], predicted: Mapping[str, int], why: Reasons = NONE) -> str:
     """The table for a terminal, with what it was measured on and what it says."""
     rows = [COLUMNS, *(_cells(subject, result, predicted) for result in results)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     head = [f"{subject.parameters:,} parameters on {subject.machine}"]
     head += [", ".join(f"{name} {value}" for name, value in subject.conditions.items()), ""]
-    return "\n".join([*head, lines[0], "-" * len(lines[0]), *lines[1:], "", *_failures(results), conclusion(results)])
+    reasons = [line for row, told in why.items() for line in (f"{_heading(row)}:", *(f"  {each}" for each in told), "")]
+    return "\n".join([*head, lines[0], "-" * len(lines[0]), *lines[1:], "", *_failures(results), *reasons, conclusion(results)])
 
 
 def conclusion(results: Sequence[Result]) -> str:
@@ -36,20 +41,20 @@ def conclusion(results: Sequence[Result]) -> str:
         return f"Too few rounds to compare the rows: {ROUNDS} show whether a difference stays."
     if results[0].failed:
         return f"Nothing can be compared: {results[0].row} {results[0].failed}."
-    return f"No row is faster than {results[0].row} beyond the spread. `halfstep watch --profile` says where the time goes."
+    return f"No row is faster than {results[0].row} beyond the spread."
 
 
-def to_dict(subject: Subject, results: Sequence[Result], predicted: Mapping[str, int]) -> dict[str, Any]:
+def to_dict(subject: Subject, results: Sequence[Result], predicted: Mapping[str, int], why: Reasons = NONE) -> dict[str, Any]:
     """The table as plain data; rates are what counted a second, memory is in bytes."""
     rows = [
         {**asdict(result), "row": {**asdict(result.row), "name": str(result.row)}, "verdict": result.verdict}
         | {"predicted_bytes": predicted.get(str(result.row))}
         for result in results
     ]
-    return {"subject": asdict(subject), "rows": rows, "conclusion": conclusion(results)}
+    return {"subject": asdict(subject), "rows": rows, "why_not_faster": dict(why), "conclusion": conclusion(results)}
 
 
-def to_page(subject: Subject, results: Sequence[Result], predicted: Mapping[str, int]) -> str:
+def to_page(subject: Subject, results: Sequence[Result], predicted: Mapping[str, int], why: Reasons = NONE) -> str:
     """The table as one file of HTML that opens offline."""
     cells = tuple(_cells(subject, result, predicted) for result in results)
     rates = Bars(
@@ -62,6 +67,7 @@ def to_page(subject: Subject, results: Sequence[Result], predicted: Mapping[str,
         items=tuple((str(r.row), None if r.allocated_bytes is None else r.allocated_bytes / 1e9) for r in results),
     )
     measured = table(Table(title="Rows", columns=COLUMNS, rows=cells)) + "".join(paragraph(f) for f in _failures(results))
+    reasons = [Section(title=_heading(row), content="".join(map(paragraph, told))) for row, told in why.items()]
     conditions = Table(title="Conditions", columns=("what", "how"), rows=tuple(subject.conditions.items()))
     return page(
         "halfstep bench",
@@ -72,10 +78,15 @@ def to_page(subject: Subject, results: Sequence[Result], predicted: Mapping[str,
         ],
         sections=[
             Section(title="Measured", content=measured, about=f"On {subject.machine}."),
+            *reasons,
             Section(title="In pictures", content=figure(rates) + figure(memory)),
             Section(title="Conditions", content=table(conditions), about="Without these, no figure means anything."),
         ],
     )
+
+
+def _heading(row: str) -> str:
+    return f"Why {row} is not faster"
 
 
 def _bar(result: Result) -> tuple[str, float | None]:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 
 from halfstep.bench.row import Trial
 from halfstep.config.load import load
 from halfstep.distributed import Group
 from halfstep.engine import Engine
 from halfstep.engine.halving import is_out_of_memory
+from halfstep.engine.update import Update
 from halfstep.errors import DeviceError, RunStopped, UsageError
 from halfstep.measure.clock import synchronize
 from halfstep.measure.memory import memory_use, reset_peak
@@ -24,6 +28,9 @@ from halfstep.train.framed import Framed
 from halfstep.train.job import Prepared, prepare
 from halfstep.train.loading import batch_loader
 from halfstep.train.padded import Padded
+
+if TYPE_CHECKING:
+    from halfstep.bench.explaining import Watched
 
 WARMUP = 2
 """Updates that are not timed: the first makes the optimizer's states, the second runs with them."""
@@ -38,12 +45,17 @@ class Task:
         settings: keys that are set over it, those of the row among them.
         updates: updates to time.
         limit_s: no update is begun after so many seconds.
+        rise: for a range test: the learning rate goes from its `rise`-th part to `rise` times itself, by the same factor each
+            update, and a run that cannot go on is an answer.
+        explain: find out where the time goes; the times are then no measurement.
     """
 
     config: str | None
     settings: Sequence[str]
     updates: int
     limit_s: float
+    rise: float | None = None
+    explain: bool = False
 
 
 def attempt(task: Task) -> Trial:
@@ -69,9 +81,13 @@ def _attempt(task: Task) -> Trial:
     loader = build_loader(job.opened.train, job.run, job.group, job.device)
     reset_peak(job.device)
     _longest_first(engine, job)
+    if task.rise is not None:
+        _let_rise(engine, task.rise, WARMUP + task.updates)
+    watched = _watched(engine) if task.explain else None
     started = last = time.perf_counter()
     seconds, weights, losses = [], [], []
-    for update in engine.updates(loader, epochs=None, max_updates=WARMUP + task.updates):
+    updates = engine.updates(loader, epochs=None, max_updates=WARMUP + task.updates)
+    for update in _while_it_can(updates) if task.rise is not None else updates:
         losses.append(update.loss)
         synchronize(job.device)
         now = time.perf_counter()
@@ -79,6 +95,8 @@ def _attempt(task: Task) -> Trial:
             seconds.append(now - last)
             weights.append(update.weight)
         last = now
+        if watched is not None:
+            watched.update_ended(update.index - 1)
         if seconds and now - started > task.limit_s:
             break
     if engine.choices["micro_batch_parts"].value > 1:
@@ -90,7 +108,34 @@ def _attempt(task: Task) -> Trial:
         losses=tuple(losses),
         allocated_bytes=allocated,
         reserved_bytes=reserved,
+        why=watched.reasons(job.run.precision) if watched is not None else (),
     )
+
+
+def _watched(engine: Engine) -> Watched:
+    """The profiler takes time to import."""
+    from halfstep.bench.explaining import Watched
+
+    return Watched(engine)
+
+
+def _let_rise(engine: Engine, rise: float, updates: int) -> None:
+    """Replace the course of the learning rate by one that rises evenly on a logarithmic scale (Smith 2017, section 3.3)."""
+    scheduler = engine.schedulers[0]
+    assert isinstance(scheduler, LambdaLR)
+
+    def share(applied: int) -> float:
+        return float(rise ** (2 * applied / (updates - 1) - 1))
+
+    scheduler.lr_lambdas = [share for _ in scheduler.lr_lambdas]
+    for group, base in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, strict=True):
+        group["lr"] = base * share(0)
+
+
+def _while_it_can(updates: Iterator[Update]) -> Iterator[Update]:
+    """The updates until the run cannot go on."""
+    with suppress(RunStopped):
+        yield from updates
 
 
 def _longest_first(engine: Engine, job: Prepared) -> None:

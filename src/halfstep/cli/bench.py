@@ -6,7 +6,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure; the table goes to stdout, what is being done to stderr."""
     _check(args)
     asked = [_row(text) for text in args.row]
-    from halfstep.bench.benching import bench, subject_of
+    from halfstep.bench.benching import bench, explained, subject_of
 
     _say("looking at what is to be measured")
     subject = subject_of(args.config, args.settings)
@@ -71,10 +71,11 @@ def run(args: argparse.Namespace) -> int:
         told=_say,
     )
     results = _in_order(rows, results, subject)
+    why = explained(results, config=args.config, settings=args.settings, limit_s=args.limit, told=_say)
     from halfstep.bench.predicting import keep_calibration
 
     _say(keep_calibration(subject))
-    _show(args, subject, results)
+    _show(args, subject, results, why)
     return 0
 
 
@@ -115,16 +116,16 @@ def _predicted(subject: Subject, results: Sequence[Result]) -> dict[str, int]:
     return predicted_bytes(subject, [result.row for result in results])
 
 
-def _show(args: argparse.Namespace, subject: Subject, results: Sequence[Result]) -> None:
+def _show(args: argparse.Namespace, subject: Subject, results: Sequence[Result], why: Mapping[str, Sequence[str]]) -> None:
     from halfstep.bench.told import to_dict, to_page, to_text
 
     predicted = _predicted(subject, results)
-    data: dict[str, Any] = to_dict(subject, results, predicted)
+    data: dict[str, Any] = to_dict(subject, results, predicted, why)
     if args.save is not None:
         args.save.mkdir(parents=True, exist_ok=True)
         (args.save / "bench.json").write_text(json.dumps(data, indent=2, default=str) + "\n", encoding="utf-8")
-        (args.save / "bench.html").write_text(to_page(subject, results, predicted), encoding="utf-8")
-    print(json.dumps(data, indent=2, default=str) if args.format == "json" else to_text(subject, results, predicted))
+        (args.save / "bench.html").write_text(to_page(subject, results, predicted, why), encoding="utf-8")
+    print(json.dumps(data, indent=2, default=str) if args.format == "json" else to_text(subject, results, predicted, why))
 
 
 def _say(sentence: str) -> None:

@@ -48,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _configure_ways(parser)
     parser.add_argument("--trace", action="store_true", help="count the tensors of the first plan, made without memory by torch")
     parser.add_argument("--explain-guide-table", action="store_true", help="what is wrong with the guide's table, and end")
-    parser.add_argument("--all", action="store_true", help="show every plan")
+    parser.add_argument("--all", action="store_true", help="show every plan, with every micro-batch")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="how to show it (default: text)")
 
 
@@ -56,8 +56,8 @@ def _configure_ways(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", metavar="NAME", help="fp32, fp16, bf16 or bf16-pure; none: what the device has")
     parser.add_argument("--sharding", metavar="NAME", help="none, ddp, zero2 or zero3; none given: all that can be")
     parser.add_argument("--checkpointing", metavar="NAME", help="none, selective, full or offload; none given: none and full")
-    parser.add_argument("--optimizer", metavar="NAME", help="adamw, adamw8bit, adafactor, lion, sgd or sgd-momentum")
-    parser.add_argument("--lora", type=int, metavar="RANK", help="train adapters of this rank on query and value")
+    parser.add_argument("--optimizer", metavar="NAME", help="adamw, adamw-8bit, adafactor, lion, sgd or sgd-momentum")
+    parser.add_argument("--lora", type=int, metavar="RANK", help="train adapters of this rank on every product of a block")
     parser.add_argument("--weights", metavar="NAME", help="frozen weights: nf4, nf4-dq or nf4-torchao")
     parser.add_argument("--attention", metavar="NAME", help="sdpa or eager")
     parser.add_argument("--loss", metavar="NAME", help="whole, parts or chunked: how logits become a loss")
@@ -69,7 +69,6 @@ def run(args: argparse.Namespace) -> int:
     if args.explain_guide_table:
         return _explain(args)
     _check(args)
-    _check_trace(args)
     from halfstep.plan.model_facts import from_config
     from halfstep.plan.search import Verdict, remedies, search
 
@@ -77,10 +76,11 @@ def run(args: argparse.Namespace) -> int:
     machine = _machine(args, settings)
     model = from_config(config, args.model)
     wish = _wish(args, settings, model)
-    plans = search(model, machine, wish)
+    _check_trace(args, wish)
+    plans = search(model, machine, wish, every=args.all)
     fits = plans[0].verdict is Verdict.FITS
     changes = [] if fits else remedies(model, machine, wish)
-    traced = _trace(config, plans[0]) if args.trace else None
+    traced = _trace(config, plans[0], wish) if args.trace else None
     print(_shown(args, model, machine, plans, changes, traced))
     return 0 if fits else 1
 
@@ -100,17 +100,23 @@ def _check(args: argparse.Namespace) -> None:
             raise ConfigError(f"`--{name.replace('_', '-')} {value}` must be above 0.")
     if args.measure and args.gpu != "this":
         raise ConfigError("`--measure` measures this machine, and `--gpu` names another. Leave out one of them.")
-    if args.weights and not args.lora:
+    if args.weights and not args.lora and not args.model.endswith(".toml"):
         raise ConfigError("`--weights` is for weights that are not trained: give `--lora RANK` too.")
 
 
-def _check_trace(args: argparse.Namespace) -> None:
-    traceable = ("adamw", "sgd", "sgd-momentum", None)
-    if args.trace and (args.lora or args.optimizer not in traceable or args.checkpointing in ("selective", "offload")):
-        raise ConfigError(
-            "`--trace` counts full training with adamw, sgd or sgd-momentum, and checkpointing none or full. "
-            "Leave out `--trace` for the closed form."
-        )
+def _check_trace(args: argparse.Namespace, wish: Wish) -> None:
+    """What the tracer would count otherwise than the plan has it."""
+    from halfstep.plan.recipe import BaseWeights, Checkpointing, Optimizer
+
+    odd = {
+        "checkpointing": wish.checkpointing if wish.checkpointing in (Checkpointing.SELECTIVE, Checkpointing.OFFLOAD) else None,
+        "optimizer": wish.optimizer if wish.optimizer is Optimizer.ADAFACTOR else None,
+        "weights": wish.weights if wish.weights is not BaseWeights.PLAIN else None,
+        "compile": "" if wish.compiled else None,
+    }
+    for name, value in odd.items():
+        if args.trace and value is not None:
+            raise ConfigError(f"`--trace` cannot count `--{name}{f' {value}' if value else ''}`. Leave out one of them.")
 
 
 def _asked(args: argparse.Namespace) -> tuple[Mapping[str, Any], dict[str, Any]]:
@@ -143,8 +149,21 @@ def _settings(written: Any) -> dict[str, Any]:
         "optimizer": written.optimizer.name and str(getattr(written.optimizer.name, "value", written.optimizer.name)),
         "checkpointing": again.get(written.model.checkpoint_activations),
         "loss": "whole" if written.model.loss_chunk == 0 else "chunked",
+        "attention": written.model.attention and str(getattr(written.model.attention, "value", written.model.attention)),
+        "compile": written.model.compile,
+        **_adapters(written.lora),
     }
     return {name: value for name, value in told.items() if value not in (None, "auto")}
+
+
+def _adapters(lora: Any) -> dict[str, Any]:
+    if lora is None:
+        return {}
+    from halfstep.config.decisions import Decisions
+    from halfstep.config.tasks import ALL_LINEAR, resolve_lora
+
+    decided: Any = resolve_lora(lora, Decisions())
+    return {"lora": decided.rank, "lora_everywhere": list(decided.targets) == [ALL_LINEAR], "lora_dropout": decided.dropout > 0}
 
 
 def _machine(args: argparse.Namespace, settings: Mapping[str, Any]) -> Machine:
@@ -185,19 +204,35 @@ def _wish(args: argparse.Namespace, settings: Mapping[str, Any], model: Model) -
         return None if value is None else option(kind, "adamw" if value == "adam" else value, name=f"--{name}")
 
     return Wish(
-        sequence=1 if model.unit == "images" else asked("seq") or DEFAULT_SEQUENCE,
+        sequence=_sequence(args, model, asked("seq")),
         global_batch=asked("global_batch"),
         micro_batch=asked("micro_batch"),
         precision=chosen(Precision, "precision"),
         sharding=chosen(Sharding, "sharding"),
         checkpointing=chosen(Checkpointing, "checkpointing"),
         optimizer=chosen(Optimizer, "optimizer") or Optimizer.ADAMW,
-        lora_rank=args.lora,
+        lora_rank=asked("lora"),
+        lora_everywhere=settings.get("lora_everywhere", True),
+        lora_dropout=settings.get("lora_dropout", False),
         weights=chosen(BaseWeights, "weights") or BaseWeights.PLAIN,
         attention=chosen(Attention, "attention") or Attention.SDPA,
-        compiled=args.compile,
+        compiled=args.compile or settings.get("compile", False),
         loss=chosen(Loss, "loss") or Loss.WHOLE,
     )
+
+
+def _sequence(args: argparse.Namespace, model: Model, asked: int | None) -> int:
+    """Tokens of a sample, no more than the model has positions for."""
+    most = getattr(model, "context", None)
+    if model.fixed_length is not None:
+        if args.seq is not None:
+            raise ConfigError(
+                f"`--seq {args.seq}` has no effect: {args.model} takes images, whose length is its own. Leave it out."
+            )
+        return model.fixed_length
+    if asked is not None and most is not None and asked > most:
+        raise ConfigError(f"`--seq {asked}` is longer than the {most} positions that {args.model} has. Use {most} or less.")
+    return asked or min(DEFAULT_SEQUENCE, most or DEFAULT_SEQUENCE)
 
 
 def _shown(
@@ -225,7 +260,7 @@ def _record(plan: Plan) -> dict[str, Any]:
     return asdict(plan) | {"memory": sums, "tokens_per_s": [time.rate_low, time.rate, time.rate_high]}
 
 
-def _trace(config: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+def _trace(config: Mapping[str, Any], plan: Plan, wish: Wish) -> dict[str, Any]:
     """What fake tensors count for the plan on one device, with nothing divided."""
     recipe = plan.recipe
     job = {
@@ -238,6 +273,9 @@ def _trace(config: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
         "attention": recipe.attention,
         "optimizer": recipe.optimizer,
         "chunked_loss": recipe.loss == "chunked",
+        "lora_rank": wish.lora_rank,
+        "lora_everywhere": wish.lora_everywhere,
+        "lora_dropout": 0.1 if wish.lora_dropout else 0.0,
     }
     command = [sys.executable, "-m", "halfstep.cli.tracing"]
     done = subprocess.run(command, input=json.dumps(job), capture_output=True, text=True, check=False)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from halfstep.bench.describing import Subject
     from halfstep.bench.row import Row, Trial
     from halfstep.config.schema import Written
+    from halfstep.tune.range_test import Range
     from halfstep.tune.rates import Swept
     from halfstep.tune.searching import Found, Memory
     from halfstep.tune.space import Space
@@ -48,7 +49,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", type=Path, default=Path("tuned.toml"), metavar="FILE", help="where to write it (default: tuned.toml)"
     )
-    parser.add_argument("--lr", action="store_true", help="then compare 1.0, 1.25 and 1.5 times the learning rate by short runs")
+    parser.add_argument(
+        "--lr", action="store_true", help="then a range test, and 1.0, 1.25 and 1.5 times the rate compared by short runs"
+    )
     parser.add_argument("--seeds", type=int, default=5, metavar="N", help="with --lr: runs of each rate (default: 5)")
     parser.add_argument("--lr-updates", type=int, default=60, metavar="N", help="with --lr: updates of a run (default: 60)")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="what goes to stdout")
@@ -91,9 +94,26 @@ def run(args: argparse.Namespace) -> int:
         )
 
     found = Search(space, memory, trials).run(args.rounds)
+    ranges = _ranges(args, subject, found) if args.lr else []
     swept = _swept(args, subject, found) if args.lr else []
-    _show(args, written, subject, space, memory, found, swept)
+    _show(args, written, subject, space, memory, found, swept, ranges)
     return 0
+
+
+def _ranges(args: argparse.Namespace, subject: Subject, found: Found) -> list[Range]:
+    """Runs of the winner whose learning rate rises until they break."""
+    from halfstep.bench.benching import in_processes
+    from halfstep.bench.trying import WARMUP, Task
+    from halfstep.tune.range_test import RUNS, range_test
+
+    def once(settings: Sequence[str], rise: float) -> Trial:
+        asked = [*args.settings, *settings]
+        task = Task(config=args.config, settings=asked, updates=args.lr_updates - WARMUP, limit_s=A_DAY_S, rise=rise)
+        return in_processes(task, found.winner.processes)
+
+    assert subject.learning_rate is not None
+    runs = min(RUNS, args.seeds)
+    return range_test(found.winner, subject.learning_rate, updates=args.lr_updates, runs=runs, run=once, told=_say)
 
 
 def _swept(args: argparse.Namespace, subject: Subject, found: Found) -> list[Swept]:
@@ -136,7 +156,9 @@ def _show(
     memory: Memory,
     found: Found,
     swept: Sequence[Swept],
+    ranges: Sequence[Range],
 ) -> None:
+    from halfstep.tune.range_test import conclusion as told_of
     from halfstep.tune.rates import choose
     from halfstep.tune.telling import choices_of, conclusion, config_text, to_dict, to_text
 
@@ -146,8 +168,11 @@ def _show(
     head = f"By `halfstep tune` on {subject.machine}. {conclusion(found)}"
     with args.output.open("x", encoding="utf-8") as file:
         file.write(config_text(written, choices, head))
-    data = to_dict(subject, found, choices, swept)
-    print(json.dumps(data, indent=2, default=str) if args.format == "json" else to_text(subject, memory, found, swept))
+    range_told = told_of(ranges, subject.learning_rate or 0.0) if ranges else ""
+    data = to_dict(subject, found, choices, swept, ranges)
+    print(
+        json.dumps(data, indent=2, default=str) if args.format == "json" else to_text(subject, memory, found, swept, range_told)
+    )
     _say(f"written to {args.output}, for `halfstep train {args.output}`")
 
 

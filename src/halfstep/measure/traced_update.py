@@ -7,8 +7,11 @@ What differs on CUDA is named in `LIMITS`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
@@ -28,6 +31,8 @@ LIMITS = (
 )
 ATTENTION_DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 PARTS = 8
+EIGHT_BIT_FROM, EIGHT_BIT_BLOCK = 4096, 256
+"""Numbers from which on bitsandbytes keeps states in 8 bits, and numbers that share a scale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +47,11 @@ class TracedJob:
         accumulation: whether gradients are there before the forward.
         checkpointing: "none" or "full".
         attention: "sdpa" or "eager".
-        optimizer: "adamw", "sgd" or "sgd-momentum".
-        chunked_loss: whether logits are made a part at a time.
+        optimizer: "adamw", "adamw-8bit", "sgd", "sgd-momentum" or "lion".
+        chunked_loss: whether logits are made a part at a time, where they are those of tokens.
+        lora_rank: rank of adapters to train; `None` trains everything.
+        lora_everywhere: whether every linear layer but the head has one; otherwise those that peft adapts by itself.
+        lora_dropout: the share of their inputs that they drop.
     """
 
     config: Mapping[str, Any]
@@ -55,6 +63,9 @@ class TracedJob:
     attention: str = "sdpa"
     optimizer: str = "adamw"
     chunked_loss: bool = False
+    lora_rank: int | None = None
+    lora_everywhere: bool = True
+    lora_dropout: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +131,7 @@ def _count(job: TracedJob) -> tuple[int, dict[str, float]]:
     """The second of two updates: the first makes the optimizer's states."""
     counter = StorageCounter()
     with FakeTensorMode(allow_non_fake_inputs=True), counter:
-        model = new_model(job)
+        model = _without_values(job)
         counter.count([*model.parameters(), *model.buffers()])
         optimizer = new_optimizer(job, model)
         inputs, labels = new_batch(job, model)
@@ -152,7 +163,7 @@ def update(
     """
     optimizer.zero_grad(set_to_none=True)
     if job.accumulation > 1:
-        for parameter in model.parameters():
+        for parameter in _trained(model):
             parameter.grad = torch.zeros_like(parameter)
     marks = [mark()]
     loss = _loss(job, model, inputs, labels)
@@ -167,7 +178,7 @@ def update(
 def _loss(job: TracedJob, model: nn.Module, inputs: dict[str, torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
     low = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(job.precision, torch.bfloat16)
     with torch.autocast("cpu", low, enabled=job.precision in ("fp16", "bf16")):
-        if job.chunked_loss and job.sequence > 1:
+        if job.chunked_loss and "input_ids" in inputs:
             return _chunked_loss(model, inputs, labels)
         logits = model(**inputs).logits
         return nn.functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
@@ -175,6 +186,7 @@ def _loss(job: TracedJob, model: nn.Module, inputs: dict[str, torch.Tensor], lab
 
 def _chunked_loss(model: Any, inputs: dict[str, torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
     """The head and the loss a part at a time, computed again in the backward."""
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
     hidden = model.base_model(**inputs).last_hidden_state.flatten(0, -2)
     head = model.get_output_embeddings()
 
@@ -219,12 +231,65 @@ def new_model(job: TracedJob) -> nn.Module:
         model: nn.Module = kind.from_config(config, dtype=dtype, **attention)
     except ValueError as error:
         raise ModelError(f"transformers cannot build it: {str(error).strip().partition(chr(10))[0]}") from error
+    if job.lora_rank is not None:
+        model = _with_adapters(model, job)
     model.train()
     if job.checkpointing == "full":
         newer = getattr(model, "activation_checkpointing_enable", None)  # its newer name
         enable: Any = newer or model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
     return model
+
+
+def _without_values(job: TracedJob) -> nn.Module:
+    """The model without the drawing of its weights, some ways of which ask a tensor for its values."""
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights():
+        model = new_model(job)
+    whole: Any = model
+    (whole.get_base_model() if job.lora_rank is not None else whole).tie_weights()
+    return model
+
+
+def _with_adapters(model: nn.Module, job: TracedJob) -> nn.Module:
+    if find_spec("peft") is None:
+        raise ModelError("tracing adapters needs peft, which is not installed: pip install 'halfstep[train]'.")
+    from peft import LoraConfig, get_peft_model
+
+    targets = "all-linear" if job.lora_everywhere else None
+    settings = LoraConfig(r=job.lora_rank, lora_dropout=job.lora_dropout, target_modules=targets)
+    pure = job.precision == "bf16-pure"
+    with _unmoved(), _default_dtype(torch.bfloat16 if pure else torch.float32):
+        adapted: nn.Module = get_peft_model(model, settings, autocast_adapter_dtype=False)
+    return adapted
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def _unmoved() -> Iterator[None]:
+    """Fake parameters cannot be moved, and peft would move adapters to where they are, with warnings."""
+    move = nn.Module.to
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nn.Module.to = lambda module, *_, **__: module  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            nn.Module.to = move  # type: ignore[method-assign]
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 def _is_encoder(config: Any) -> bool:
@@ -235,9 +300,28 @@ def _is_encoder(config: Any) -> bool:
 def new_optimizer(job: TracedJob, model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer, fused."""
     if job.optimizer == "adamw":
-        return torch.optim.AdamW(model.parameters(), fused=True)
-    momentum = 0.9 if job.optimizer == "sgd-momentum" else 0.0
-    return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=momentum, fused=True)
+        return torch.optim.AdamW(_trained(model), fused=True)
+    if job.optimizer == "adamw-8bit":
+        return _EightBitStates(_trained(model), {})
+    momentum = 0.9 if job.optimizer in ("sgd-momentum", "lion") else 0.0
+    return torch.optim.SGD(_trained(model), lr=1e-3, momentum=momentum, fused=True)
+
+
+class _EightBitStates(torch.optim.Optimizer):
+    """Keeps what AdamW of bitsandbytes keeps: two averages in bytes, with a scale a block; those of small tensors in FP32."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Make the states, the first time; one kernel then changes them where they lie."""
+        for parameter in self.param_groups[0]["params"]:
+            state, count = self.state[parameter], parameter.numel()
+            if parameter.grad is None or state:
+                continue
+            for name in ("first", "second"):
+                if count < EIGHT_BIT_FROM:
+                    state[name] = torch.zeros_like(parameter, dtype=torch.float32)
+                else:
+                    state[name] = torch.zeros_like(parameter, dtype=torch.uint8)
+                    state[f"{name} scales"] = torch.zeros(-(-count // EIGHT_BIT_BLOCK), device=parameter.device)
 
 
 def new_batch(job: TracedJob, model: nn.Module) -> tuple[dict[str, torch.Tensor], torch.Tensor]:

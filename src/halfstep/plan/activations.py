@@ -54,16 +54,21 @@ def logits_bytes(model: Model, recipe: Recipe) -> float:
     """
     if isinstance(model, Convnet):
         return 16.0 * recipe.micro_batch * model.classes
-    if model.traits.images:
-        return 16.0 * recipe.micro_batch * model.vocab
+    if predictions(model, recipe) < recipe.cells:
+        return 16.0 * recipe.micro_batch * (model.vocab if model.traits.images else 2)
     low, full = recipe.compute_bytes, 4 if recipe.float_loss else recipe.compute_bytes
     held = low if recipe.logits_held else 0
     each: float = {
         Loss.WHOLE: 2 * full + low if recipe.fused_loss else 3 * full + held,
         Loss.PARTS: low + (full + low if recipe.fused_loss else 3 * full) / PARTS,
-        Loss.CHUNKED: 2.0 * full / PARTS,
+        Loss.CHUNKED: 2.0 * full * (min(1.0, recipe.loss_chunk / recipe.cells) if recipe.loss_chunk else 1 / PARTS),
     }[recipe.loss]
     return recipe.cells * model.vocab * each / (recipe.tensor_ranks if recipe.parallel_loss else 1)
+
+
+def predictions(model: Transformer, recipe: Recipe) -> int:
+    """Places of a micro-batch whose logits are made."""
+    return recipe.micro_batch if model.traits.images or recipe.labels_samples else recipe.cells
 
 
 def _per_token(model: Transformer, recipe: Recipe) -> float:

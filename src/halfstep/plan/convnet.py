@@ -67,12 +67,17 @@ class Convnet:
     @classmethod
     def from_config(cls, config: Mapping[str, Any], name: str) -> Convnet:
         """From a `config.json` of model type "resnet" (He et al. 2015; defaults are those of ResNet-50)."""
-        return cls(name=name, convolutions=tuple(_convolutions(config)), classes=len(config.get("id2label", ())) or 1000)
+        return cls(name=name, convolutions=tuple(_convolutions(config)), classes=classes_of(config))
 
     @property
     def unit(self) -> str:
         """What throughput counts."""
         return "images"
+
+    @property
+    def fixed_length(self) -> int:
+        """An image is one sample, whatever is cut from it."""
+        return 1
 
     @property
     def features(self) -> int:
@@ -93,6 +98,11 @@ class Convnet:
     def kept(self) -> int:
         """Numbers that backward needs for an image."""
         return sum(each.kept for each in self.convolutions) + 3 * IMAGE_SIDE**2 + self.convolutions[0].elements // 4
+
+
+def classes_of(config: Mapping[str, Any]) -> int:
+    """Classes that the configuration of an image classifier tells apart; two where it names none, as transformers has it."""
+    return int(config.get("num_labels") or len(config.get("id2label", ())) or 2)
 
 
 def _convolutions(config: Mapping[str, Any]) -> Iterator[Convolution]:

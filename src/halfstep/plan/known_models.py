@@ -42,12 +42,19 @@ def _mpt(width: int, layers: int, heads: int, vocab: int = 50368) -> Any:
 def _resnet(depths: list[int], *, bottleneck: bool) -> Any:
     widths = [256, 512, 1024, 2048] if bottleneck else [64, 128, 256, 512]
     kind = "bottleneck" if bottleneck else "basic"
-    return {"model_type": "resnet", "hidden_sizes": widths, "depths": depths, "layer_type": kind}
+    return {"model_type": "resnet", "hidden_sizes": widths, "depths": depths, "layer_type": kind, "num_labels": 1000}
 
 
 def _vit(hidden: int, layers: int, heads: int) -> Any:
     shape = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads}
-    return {"model_type": "vit", **shape, "intermediate_size": 4 * hidden, "image_size": 224, "patch_size": 16}
+    return {
+        "model_type": "vit",
+        **shape,
+        "intermediate_size": 4 * hidden,
+        "image_size": 224,
+        "patch_size": 16,
+        "num_labels": 1000,
+    }
 
 
 LLAMA_3_8B = _llama(4096, 32, 32, 14336, 128256, 8)

@@ -34,7 +34,7 @@ def named(name: str, devices: int, memory_gb: float | None) -> Machine:
         devices=devices,
         nodes=-(-devices // DEVICES_OF_A_MACHINE),
         precisions=_precisions(device),
-        rates=lambda recipe: rates_of(device, recipe),
+        rates=lambda recipe: _known_rates(device, recipe),
         source=f"not measured here, its figures are {device.confidence}{tf32}",
     )
 
@@ -52,6 +52,15 @@ def measured(calibration: Calibration, devices: int, memory_gb: float | None) ->
         rates=lambda recipe: _measured_rates(calibration, recipe),
         source=f"measured on {calibration.measured} with torch {calibration.torch}",
     )
+
+
+def _known_rates(device: Accelerator, recipe: Recipe) -> Rates:
+    """What it reaches in a precision for which it has instructions."""
+    wanted = {Precision.FP16: "fp16", Precision.FP32: "fp32"}.get(recipe.precision, "bf16")
+    if wanted not in device.tflops:
+        has = " or ".join(str(each) for each in _precisions(device))
+        raise DeviceError(f"`--precision {recipe.precision}`: {device.name} has no instructions for it. Use {has}.")
+    return rates_of(device, recipe)
 
 
 def _measured_rates(calibration: Calibration, recipe: Recipe) -> Rates:

@@ -15,7 +15,7 @@ from halfstep.config.options import Sharding
 from halfstep.plan.activations import logits_bytes, one_block_bytes, saved_bytes
 from halfstep.plan.convnet import Convnet
 from halfstep.plan.model_facts import Model
-from halfstep.plan.recipe import BaseWeights, Optimizer, Recipe
+from halfstep.plan.recipe import BaseWeights, Loss, Optimizer, Recipe
 
 GB = 10**9
 GIB = 2**30
@@ -119,8 +119,9 @@ def memory_bill(model: Model, recipe: Recipe) -> Bill:
     again = 0.0 if recipe.checkpointing.keeps_blocks else block
     starts = forward | {"block computed again": again, "gradients inside a block": _inside(model, recipe)}
     starts["gradients"] = max(forward["gradients"], _head_gradient(model, recipe))
+    at_loss = starts["gradients"] if recipe.loss is Loss.CHUNKED else forward["gradients"]
     phases: dict[Phase, dict[str, float]] = {
-        Phase.LOSS: forward | {"logits and loss": logits_bytes(model, recipe)},
+        Phase.LOSS: forward | {"gradients": at_loss, "logits and loss": logits_bytes(model, recipe)},
         Phase.BACKWARD_START: starts,
         Phase.BACKWARD_END: {
             **lasting,
@@ -145,11 +146,12 @@ def _states(model: Model, recipe: Recipe) -> States:
     shards = recipe.tensor_ranks * (recipe.ranks if recipe.sharding.divides else 1)
     kept = _parameter_bytes(model, recipe) / shards
     if recipe.adapter is not None:
-        trained = recipe.trainable * recipe.state_bytes
-        states = recipe.trainable * _optimizer_bytes(recipe.optimizer, recipe.state_bytes)
+        count = recipe.trained_of(0)
+        states = count * _optimizer_bytes(recipe.optimizer, recipe.state_bytes)
+        trained = float(count * recipe.state_bytes)
         return States(parameters=kept + trained, gradients=trained, optimizer=states, step_temporaries=0.0)
-    whole = model.parameters / shards
-    largest = max(_embedding_parameters(model), _block_parameters(model)) / shards
+    whole = recipe.trained_of(model.parameters) / shards
+    largest = min(whole, max(_embedding_parameters(model), _block_parameters(model)) / shards)
     gradients = (largest if recipe.step_in_backward else whole) * recipe.state_bytes
     return States(
         parameters=kept,
@@ -179,8 +181,8 @@ def _optimizer_bytes(optimizer: Optimizer, state_bytes: int) -> float:
 
 
 def _embedding_states(model: Model, recipe: Recipe) -> float:
-    """8-bit Adam keeps those of an embedding in FP32 (transformers and torchtune register it so)."""
-    if recipe.optimizer is not Optimizer.ADAMW_8BIT:
+    """What those of an embedding take beyond 8 bits where they are kept in FP32."""
+    if recipe.optimizer is not Optimizer.ADAMW_8BIT or recipe.trainable is not None or not recipe.full_embedding_states:
         return 0.0
     return _embedding_parameters(model) * (8.0 - _optimizer_bytes(recipe.optimizer, recipe.state_bytes))
 
@@ -218,7 +220,7 @@ def _whole_gradients(model: Model, recipe: Recipe) -> float:
     """FSDP2 that does not reduce in every micro-batch keeps all gradients whole, in the dtype they are reduced in."""
     if not recipe.sharding.divides or recipe.sync_every or recipe.accumulation == 1:
         return 0.0
-    return model.parameters * recipe.reduce_bytes / recipe.tensor_ranks
+    return recipe.trained_of(model.parameters) * recipe.reduce_bytes / recipe.tensor_ranks
 
 
 def _reducing(model: Model, recipe: Recipe) -> float:

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from halfstep.errors import ModelError
-from halfstep.plan.convnet import Convnet
+from halfstep.plan.convnet import Convnet, classes_of
 
 
 class Norm(str, Enum):
@@ -112,6 +112,7 @@ class Transformer:
         ffn: width of the MLP.
         vocab: tokens it knows; classes, for images.
         context: the most positions; `None` where it has no limit of its own.
+        patch: numbers that make a patch of an image; 0 where it reads tokens.
         tied: whether embedding and head share their weights.
         experts: MLPs of a block.
         active_experts: how many of them a token goes through.
@@ -128,6 +129,7 @@ class Transformer:
     ffn: int
     vocab: int
     context: int | None = None
+    patch: int = 0
     tied: bool = False
     experts: int = 1
     active_experts: int = 1
@@ -137,6 +139,16 @@ class Transformer:
     def unit(self) -> str:
         """What throughput counts."""
         return "images" if self.traits.images else "tokens"
+
+    @property
+    def fixed_length(self) -> int | None:
+        """Tokens of a sample where nobody can choose them: an image's patches and the one that stands for its class."""
+        return (self.context or 0) + 1 if self.traits.images else None
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees only those before it."""
+        return not (self.traits.encoder or self.traits.images)
 
     @property
     def q_width(self) -> int:
@@ -197,8 +209,7 @@ class Transformer:
 
     @property
     def _inputs(self) -> int:
-        patch = 16 * 16 * 3
-        return self.hidden * (patch + 2) + self.vocab if self.traits.images else self.hidden * self.vocab
+        return self.hidden * (self.patch + 2) + self.vocab if self.traits.images else self.hidden * self.vocab
 
     @property
     def _bert_parts(self) -> int:
@@ -260,6 +271,7 @@ class _Reader:
             ffn=self.number("intermediate_size", int(self.config.get("expansion_ratio", 4) * hidden)),
             vocab=self._outputs(traits),
             context=self._context(traits),
+            patch=self.number("patch_size", 16) ** 2 * self.number("num_channels", 3) if traits.images else 0,
             tied=bool(self.config.get("tie_word_embeddings", traits.tied)),
             experts=experts,
             active_experts=min(experts, self.number("num_experts_per_tok", 1)),
@@ -279,7 +291,7 @@ class _Reader:
         return self.number("num_key_value_heads", heads)
 
     def _outputs(self, traits: Traits) -> int:
-        return len(self.config.get("id2label", ())) or 1000 if traits.images else self.number("vocab_size")
+        return classes_of(self.config) if traits.images else self.number("vocab_size")
 
     def _context(self, traits: Traits) -> int | None:
         if traits.images:

@@ -32,7 +32,7 @@ class Optimizer(str, Enum):
     """What keeps states."""
 
     ADAMW = "adamw"
-    ADAMW_8BIT = "adamw8bit"
+    ADAMW_8BIT = "adamw-8bit"
     """Adam whose two states take a byte each, in blocks of 256 with a scale (Dettmers et al. 2021)."""
     ADAFACTOR = "adafactor"
     """A row and a column of second moments for each matrix."""
@@ -115,17 +115,20 @@ class Recipe:
         sharding: what is divided.
         checkpointing: what is computed again.
         optimizer: what keeps states.
+        full_embedding_states: whether an 8-bit optimizer keeps those of embeddings in FP32, as transformers does.
         fused: whether the optimizer is one kernel; otherwise it keeps a copy of a state while it steps.
         step_in_backward: whether each parameter is stepped as soon as its gradient is there.
         gradients_stay: whether gradients are set to 0 after a step instead of being freed.
         adapter: what is trained beside frozen weights; `None` trains everything.
-        trainable: parameters that are trained, of an adapter.
+        trainable: parameters that are trained: those of an adapter, or what is left where some are frozen; `None` for all.
         adapter_dropout: whether the adapter drops inputs, and so keeps a copy of its own.
         attention: how attention is computed.
         native_attention: whether its kernel was made for the device's generation (cuDNN, Transformer Engine).
         adapts_all: whether all products of a block have an adapter; otherwise query and value have one.
         compiled: whether a compiler fuses what lies between matrix products.
         loss: how logits become a loss.
+        loss_chunk: tokens of a part of a chunked loss; an eighth of all if not given.
+        labels_samples: whether there is one prediction a sample, of a class, instead of one a token.
         fused_loss: whether a compiler fuses the loss.
         parallel_loss: whether `tensor_ranks` divide the logits too.
         logits_held: whether the caller holds the logits until the backward is through.
@@ -147,17 +150,20 @@ class Recipe:
     sharding: Sharding = Sharding.NONE
     checkpointing: Checkpointing = Checkpointing.NONE
     optimizer: Optimizer = Optimizer.ADAMW
+    full_embedding_states: bool = False
     fused: bool = True
     step_in_backward: bool = False
     gradients_stay: bool = False
     adapter: Adapter | None = None
-    trainable: int = 0
+    trainable: int | None = None
     adapter_dropout: bool = True
     attention: Attention = Attention.SDPA
     native_attention: bool = False
     adapts_all: bool = False
     compiled: bool = False
     loss: Loss = Loss.WHOLE
+    loss_chunk: int | None = None
+    labels_samples: bool = False
     fused_loss: bool = False
     parallel_loss: bool = True
     logits_held: bool = False
@@ -195,6 +201,10 @@ class Recipe:
     def full_training(self) -> bool:
         """Whether all weights are trained."""
         return self.adapter is None
+
+    def trained_of(self, parameters: int) -> int:
+        """How many are trained, of a model with so many parameters."""
+        return parameters if self.trainable is None else self.trainable
 
     @property
     def global_batch(self) -> int:

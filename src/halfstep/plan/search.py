@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import product
@@ -20,6 +20,8 @@ from halfstep.plan.time import Estimate, Rates, estimate
 
 MARGIN = 0.05
 """Share of the memory that is left alone before a plan is said to fit: the error of nine in ten predictions on one device."""
+TIE = 0.02
+"""Of plans whose times differ by less, the one that takes the least memory comes first: predictions do not tell them apart."""
 LARGEST_MICRO_BATCH = 512
 RanksOf = Callable[[Recipe], Rates]
 
@@ -72,6 +74,8 @@ class Wish:
         checkpointing: what is computed again.
         optimizer: what keeps states.
         lora_rank: rank of adapters to train; `None` trains everything.
+        lora_everywhere: whether all products of a block have adapters, as `halfstep train` has it; otherwise query and value.
+        lora_dropout: whether they drop inputs.
         weights: how frozen weights are kept.
         attention: how attention is computed.
         compiled: whether the model is compiled.
@@ -86,6 +90,8 @@ class Wish:
     checkpointing: Checkpointing | None = None
     optimizer: Optimizer = Optimizer.ADAMW
     lora_rank: int | None = None
+    lora_everywhere: bool = True
+    lora_dropout: bool = False
     weights: BaseWeights = BaseWeights.PLAIN
     attention: Attention = Attention.SDPA
     compiled: bool = False
@@ -121,8 +127,14 @@ class Remedy:
     plan: Plan
 
 
-def search(model: Model, machine: Machine, wish: Wish) -> list[Plan]:
-    """The best micro-batch for each precision, sharding and checkpointing; those that fit first, the fastest of them first.
+def search(model: Model, machine: Machine, wish: Wish, *, every: bool = False) -> list[Plan]:
+    """The best micro-batch for each precision, sharding and checkpointing: those that fit, the fastest before; then the smallest.
+
+    Args:
+        model: what is trained.
+        machine: where.
+        wish: what the user has decided.
+        every: every micro-batch instead of the best.
 
     Pure BF16, which rounds every update to 8 bits of mantissa, is tried only where the wish names it.
 
@@ -130,9 +142,13 @@ def search(model: Model, machine: Machine, wish: Wish) -> list[Plan]:
         ConfigError: the global batch cannot be split over the devices.
     """
     choices = product(_precisions(machine, wish), *_ways(model, machine, wish))
-    groups = [_best(model, machine, wish, *choice) for choice in choices]
+    groups = [_judged(model, machine, wish, *choice) for choice in choices]
+    found = [plan for group in groups for plan in (group if every else [_best(group)])]
     order = list(Verdict)
-    ranked = sorted(groups, key=lambda plan: (order.index(plan.verdict), _cost(plan)))
+    fits = Verdict.FITS
+    ranked = sorted(found, key=lambda p: (order.index(p.verdict), _cost(p) if p.verdict is fits else p.bill.device_bytes))
+    best = _best(found)
+    ranked = [best, *(plan for plan in ranked if plan is not best)]
     return [replace(plan, reason=_reason(model, machine, plan, ranked)) for plan in ranked]
 
 
@@ -158,24 +174,40 @@ def remedies(model: Model, machine: Machine, wish: Wish) -> list[Remedy]:
     return found
 
 
-def lora_parameters(model: Model, rank: int) -> int:
-    """Parameters of adapters of this rank on query and value (Hu et al. 2021, section 4.2)."""
+def lora_parameters(model: Model, rank: int, *, everywhere: bool = True) -> int:
+    """Parameters of adapters of this rank: a row and a column for each of its ranks (Hu et al. 2021, section 4.1)."""
     if isinstance(model, Convnet):
         raise ConfigError(f"`--lora {rank}`: {model.name} has no attention to put adapters on. Leave it out.")
-    return model.layers * rank * (2 * model.hidden + model.q_width + model.kv_width)
+    hidden, q, kv = model.hidden, model.q_width, model.kv_width
+    query_and_value = 2 * hidden + q + kv
+    if not everywhere:
+        return model.layers * rank * query_and_value
+    merged = 2 * hidden + q + q + 2 * kv
+    attention = merged if model.traits.merged else query_and_value + 2 * hidden + q + kv
+    return model.layers * rank * (attention + model.experts * model.mlp_matrices * (hidden + model.ffn))
 
 
-def _best(
+def _judged(
     model: Model, machine: Machine, wish: Wish, precision: Precision, sharding: Sharding, checkpointing: Checkpointing
-) -> Plan:
-    """The fastest that fits of one group; the smallest where none does."""
-    plans = [
-        judge(model, machine, _recipe(model, machine, wish, precision, sharding, checkpointing, micro, sync_every))
+) -> list[Plan]:
+    """Every micro-batch of one group; of two ways to reduce gradients the better."""
+    return [
+        _best(
+            [
+                judge(model, machine, _recipe(model, machine, wish, precision, sharding, checkpointing, micro, sync_every))
+                for sync_every in ((True, False) if sharding.divides else (True,))
+            ]
+        )
         for micro in _micro_batches(machine, wish)
-        for sync_every in ((True, False) if sharding.divides else (True,))
     ]
+
+
+def _best(plans: Sequence[Plan]) -> Plan:
+    """The fastest that fits, of equals the smallest; the smallest of all where none fits."""
     fitting = [plan for plan in plans if plan.verdict is Verdict.FITS]
-    return min(fitting, key=_cost) if fitting else min(plans, key=lambda plan: plan.bill.device_bytes)
+    least = min(map(_cost, fitting), default=0.0)
+    equal = [plan for plan in fitting if _cost(plan) <= (1 + TIE) * least]
+    return min(equal or plans, key=lambda plan: plan.bill.device_bytes)
 
 
 def _cost(plan: Plan) -> float:
@@ -189,7 +221,11 @@ def _precisions(machine: Machine, wish: Wish) -> tuple[Precision, ...]:
 
 def _ways(model: Model, machine: Machine, wish: Wish) -> tuple[tuple[Sharding, ...], tuple[Checkpointing, ...]]:
     many = (Sharding.DDP, Sharding.ZERO2, Sharding.ZERO3)
-    shardings = (wish.sharding,) if wish.sharding else many if machine.devices > 1 else (Sharding.NONE,)
+    allowed = many if machine.devices > 1 else (Sharding.NONE,)
+    if wish.sharding not in (None, *allowed):
+        has = f"{machine.devices} devices" if machine.devices > 1 else "one device"
+        raise ConfigError(f"`--sharding {wish.sharding}` cannot be on {has}. Use {' or '.join(map(str, allowed))}.")
+    shardings = (wish.sharding,) if wish.sharding else allowed
     both = (Checkpointing.NONE,) if isinstance(model, Convnet) else (Checkpointing.NONE, Checkpointing.FULL)
     again = (wish.checkpointing,) if wish.checkpointing else both
     return shardings, again
@@ -249,7 +285,9 @@ def _recipe(
         checkpointing=checkpointing,
         optimizer=wish.optimizer,
         adapter=Adapter.LORA if wish.lora_rank else None,
-        trainable=lora_parameters(model, wish.lora_rank) if wish.lora_rank else 0,
+        adapts_all=wish.lora_everywhere,
+        adapter_dropout=wish.lora_dropout,
+        trainable=lora_parameters(model, wish.lora_rank, everywhere=wish.lora_everywhere) if wish.lora_rank else None,
         attention=wish.attention,
         compiled=wish.compiled,
         loss=wish.loss,
@@ -267,7 +305,7 @@ def _changes(model: Model, machine: Machine, wish: Wish) -> Iterator[tuple[str, 
             nodes = -(-devices // 8)
             yield f"{devices} devices (`--gpus {devices}`)", replace(machine, devices=devices, nodes=nodes), wish
     if wish.optimizer is Optimizer.ADAMW:
-        yield "8-bit AdamW (`--optimizer adamw8bit`)", machine, replace(wish, optimizer=Optimizer.ADAMW_8BIT)
+        yield "8-bit AdamW (`--optimizer adamw-8bit`)", machine, replace(wish, optimizer=Optimizer.ADAMW_8BIT)
     if wish.precision is not Precision.BF16_PURE and Precision.BF16 in machine.precisions:
         pure = replace(wish, precision=Precision.BF16_PURE)
         yield "BF16 without FP32 weights (`--precision bf16-pure`), which loses small updates", machine, pure
@@ -286,10 +324,12 @@ def _reason(model: Model, machine: Machine, plan: Plan, ranked: list[Plan]) -> s
     if plan.verdict is not Verdict.FITS:
         return _why_not(machine, plan)
     parts = [f"leaves {plan.left_bytes / GIB:.1f} GiB"]
+    longer = first.time.rate / plan.time.rate - 1
     if plan is first:
-        parts.append("the fastest that fits")
+        faster = min(map(_cost, (each for each in ranked if each.verdict is Verdict.FITS))) < _cost(first)
+        parts.append(f"as fast as any that fits, to {TIE:.0%}, with the most room" if faster else "the fastest that fits")
     else:
-        parts.append(f"takes {100 * (first.time.rate / plan.time.rate - 1):.0f} % longer")
+        parts.append("as fast as the first" if longer < TIE else f"takes {100 * longer:.0f} % longer")
     if recipe.sharding.divides and recipe.accumulation > 1:
         parts.append(_why_sync(model, recipe))
     if not recipe.checkpointing.keeps_blocks and any(other.recipe.checkpointing.keeps_blocks for other in ranked):

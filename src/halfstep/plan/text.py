@@ -11,7 +11,7 @@ from halfstep.plan.memory import GB, GIB, Bill, memory_bill
 from halfstep.plan.model_facts import Model
 from halfstep.plan.recipe import Recipe
 from halfstep.plan.search import Machine, Plan, Remedy
-from halfstep.plan.time import Estimate
+from halfstep.plan.time import CALIBRATED_SPREAD, SPREAD, Estimate
 
 HEAD = ("", "plan", "micro x accum.", "memory GB (GiB)", "peak in", "update", "rate", "why")
 
@@ -24,7 +24,7 @@ def to_text(model: Model, machine: Machine, plans: Sequence[Plan], remedies: Ite
     more = [f"  and {left} more: `--all` shows them"] if left else []
     best = plans[0]
     parts = [
-        heading(model, machine, best.recipe),
+        heading(model, machine, best),
         "\n".join([*_table(rows), *more]),
         f"Memory of plan 1 on one device, in GB (GiB), by phase:\n{bill_text(best.bill)}",
         f"Time of an update of plan 1: {_seconds(best.time.update_s)}\n{time_text(best.time)}",
@@ -35,18 +35,27 @@ def to_text(model: Model, machine: Machine, plans: Sequence[Plan], remedies: Ite
     return "\n\n".join(parts)
 
 
-def heading(model: Model, machine: Machine, recipe: Recipe) -> str:
+def heading(model: Model, machine: Machine, plan: Plan) -> str:
     """What is planned for what."""
+    recipe, time = plan.recipe, plan.time
     length = f" of {recipe.sequence} tokens" if model.unit == "tokens" else ""
     kind = "images" if model.unit == "images" else "sequences"
     each = f"{machine.memory_bytes / GIB:.1f} GiB that torch can use"
-    trains = f", {recipe.trainable / 1e6:.1f} million of them trained" if recipe.adapter else ""
+    trains = f", {recipe.trained_of(0) / 1e6:.1f} million more of adapters trained" if recipe.adapter else ""
     return "\n".join(
         [
             f"{model.name}: {model.parameters / 1e9:.3f} billion parameters{trains}, {recipe.optimizer}",
             f"{machine.devices} x {machine.name}, {each}{' each' if machine.devices > 1 else ''} ({machine.source})",
-            f"{recipe.global_batch} {kind}{length} an update; ranges hold for nine runs in ten like those they were set on",
+            f"{recipe.global_batch} {kind}{length} an update; rates to {time.spread:.0%} either way, {_basis(time)}",
         ]
+    )
+
+
+def _basis(time: Estimate) -> str:
+    if time.spread == SPREAD:
+        return "as nine in ten published runs of the kind were"
+    return (
+        "as this machine was measured" if time.spread == CALIBRATED_SPREAD else "since no published run of the kind was compared"
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from halfstep.config.options import Attention, Precision, Sharding
 from halfstep.plan.accelerators import Accelerator
-from halfstep.plan.activations import block_inventory
+from halfstep.plan.activations import block_inventory, predictions
 from halfstep.plan.convnet import Convnet
 from halfstep.plan.model_facts import Model, Transformer
 from halfstep.plan.recipe import Checkpointing, Loss, Optimizer, Recipe
@@ -166,8 +166,9 @@ def estimate(model: Model, recipe: Recipe, rates: Rates) -> Estimate:
     parts["communication not hidden"] = _exposed(model, recipe, rates, compute_s)
     parts["optimizer step"] = _step(model, recipe, rates)
     update_s = sum(parts.values())
-    cells = recipe.cells * recipe.accumulation * recipe.ranks
-    return Estimate(parts=parts, update_s=update_s, rate=cells / update_s, spread=_spread(model, recipe, rates))
+    a_micro_batch = recipe.micro_batch if model.unit == "images" else recipe.cells
+    counted = a_micro_batch * recipe.accumulation * recipe.ranks
+    return Estimate(parts=parts, update_s=update_s, rate=counted / update_s, spread=_spread(model, recipe, rates))
 
 
 def flops_of_products(model: Transformer, recipe: Recipe) -> float:
@@ -180,12 +181,13 @@ def flops_of_products(model: Transformer, recipe: Recipe) -> float:
     head = model.head_matrix / (tensor if recipe.parallel_loss else 1)
     backward = 2 if recipe.full_training else 1
     again = {Checkpointing.NONE: 0.0, Checkpointing.SELECTIVE: 0.5}.get(recipe.checkpointing, 1.0)
-    return 2 * recipe.cells * (blocks * (1 + backward + again) + head * (1 + backward))
+    products = recipe.cells * blocks * (1 + backward + again) + predictions(model, recipe) * head * (1 + backward)
+    return 2 * products
 
 
 def flops_of_attention(model: Transformer, recipe: Recipe) -> float:
     """FLOPs of scores and sums over values, of a micro-batch on one device; a causal kernel computes half of them."""
-    seen = recipe.sequence if model.traits.encoder or recipe.attention is Attention.EAGER else recipe.sequence / 2
+    seen = recipe.sequence / 2 if model.causal and recipe.attention is Attention.SDPA else recipe.sequence
     forward = 4 * recipe.cells * seen * model.q_width * model.layers / recipe.tensor_ranks
     backward = ATTENTION_BACKWARD if recipe.attention is Attention.SDPA else 2.0
     again = recipe.checkpointing in (Checkpointing.FULL, Checkpointing.OFFLOAD)
@@ -197,14 +199,14 @@ def _transformer(model: Transformer, recipe: Recipe, rates: Rates) -> dict[str, 
     inventory = sum(block_inventory(model, recipe).values()) * model.layers * recipe.cells / recipe.tensor_ranks
     passes = PASSES + (0.0 if recipe.checkpointing.keeps_blocks else PASSES_AGAIN)
     logits = LOGIT_PASSES_BYTES / (2 if recipe.fused_loss or recipe.loss is Loss.CHUNKED else 1)
-    moved = inventory * passes + recipe.cells * model.vocab * logits / (recipe.tensor_ranks if recipe.parallel_loss else 1)
+    of_logits = predictions(model, recipe) * model.vocab * logits / (recipe.tensor_ranks if recipe.parallel_loss else 1)
     weights = 3.0 * recipe.compute_bytes * model.parameters / recipe.tensor_ranks
     casts = 6.0 * model.parameters if recipe.autocast and not recipe.sharding.divides else 0.0
     kernel = rates.attention if recipe.attention is Attention.SDPA else rates.matmul
     return {
         "matrix products": flops_of_products(model, recipe) / (rates.matmul * narrow),
         "attention": flops_of_attention(model, recipe) / kernel,
-        "memory traffic": (moved + weights + casts) / rates.bandwidth,
+        "memory traffic": (inventory * passes + of_logits + weights + casts) / rates.bandwidth,
     }
 
 
@@ -221,7 +223,7 @@ def _launches(model: Model, recipe: Recipe) -> float:
 
 
 def _step(model: Model, recipe: Recipe, rates: Rates) -> float:
-    trained = recipe.trainable if recipe.adapter else model.parameters
+    trained = recipe.trained_of(model.parameters)
     states = {Optimizer.ADAMW: 1.0, Optimizer.ADAMW_8BIT: 0.7}.get(recipe.optimizer, 0.8)
     shards = recipe.tensor_ranks * (recipe.ranks if recipe.sharding.divides else 1)
     return STEP_PASSES * states * trained / shards * recipe.state_bytes / rates.bandwidth
@@ -245,7 +247,7 @@ def _collectives(model: Model, recipe: Recipe, rates: Rates) -> tuple[float, flo
     share = (recipe.ranks - 1) / recipe.ranks / recipe.tensor_ranks
     speed = rates.link if recipe.nodes == 1 else min(rates.link, NETWORK)
     weights_s = share * model.parameters * min(recipe.compute_bytes, recipe.state_bytes) / speed
-    trained = recipe.trainable if recipe.adapter else model.parameters
+    trained = recipe.trained_of(model.parameters)
     scatter_s = share * trained * recipe.reduce_bytes / speed
     if recipe.sharding is Sharding.DDP:
         return 0.0, 2 * share * trained * recipe.state_bytes / speed

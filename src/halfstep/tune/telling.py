@@ -12,6 +12,7 @@ from halfstep.bench.row import Row
 from halfstep.config.choice import Choice
 from halfstep.config.schema import Written
 from halfstep.config.toml import toml_document, toml_value
+from halfstep.tune.range_test import Range
 from halfstep.tune.rates import Swept, lines_of
 from halfstep.tune.searching import Attempt, Found, Memory, taken_bytes
 from halfstep.tune.space import Space
@@ -27,13 +28,13 @@ AXES = {
 """Keys of a configuration, and what they are of a row."""
 
 
-def to_text(subject: Subject, memory: Memory, found: Found, swept: Sequence[Swept] = ()) -> str:
+def to_text(subject: Subject, memory: Memory, found: Found, swept: Sequence[Swept] = (), range_told: str = "") -> str:
     """All that was tried, the best few over rounds, what is taken, and the learning rates."""
     head = [f"{subject.parameters:,} parameters on {subject.machine}"]
     head += [", ".join(f"{name} {value}" for name, value in subject.conditions.items()), _room(memory), ""]
     trials = [(str(a.row), _rate(subject, a.result), _memory(a.result), _outcome(a, found)) for a in found.attempts]
     finals = [(str(r.row), _rate(subject, r), _memory(r), "" if r.against is None else str(r.against)) for r in found.finals]
-    rates = ["", *_table(lines_of(swept))] if swept else []
+    rates = ["", *([range_told, ""] if range_told else []), *_table(lines_of(swept))] if swept else []
     ends = [("over rounds", "rate", "memory", "of the fastest"), *finals]
     return "\n".join([*head, *_table([COLUMNS, *trials]), "", *_table(ends), *rates, "", conclusion(found)])
 
@@ -43,7 +44,13 @@ def conclusion(found: Found) -> str:
     return f"Taken: {found.winner}, {found.because}."
 
 
-def to_dict(subject: Subject, found: Found, choices: Mapping[str, Choice[Any]], swept: Sequence[Swept] = ()) -> dict[str, Any]:
+def to_dict(
+    subject: Subject,
+    found: Found,
+    choices: Mapping[str, Choice[Any]],
+    swept: Sequence[Swept] = (),
+    ranges: Sequence[Range] = (),
+) -> dict[str, Any]:
     """The same as plain data; rates are what counted a second, memory is in bytes."""
     return {
         "subject": asdict(subject),
@@ -52,6 +59,7 @@ def to_dict(subject: Subject, found: Found, choices: Mapping[str, Choice[Any]], 
         "winner": {**asdict(found.winner), "name": str(found.winner)},
         "conclusion": conclusion(found),
         "learning_rates": [{**asdict(each), "verdict": each.verdict(swept[0])} for each in swept],
+        "range_test": [asdict(each) for each in ranges],
         "choices": {key: {"value": choice.value, "reason": choice.reason} for key, choice in choices.items()},
     }
 

@@ -7,7 +7,8 @@ from halfstep.errors import ModelError
 from halfstep.measure.traced_update import LAYERS, TracedJob, trace
 from halfstep.plan.memory import memory_bill
 from halfstep.plan.model_facts import from_config
-from halfstep.plan.recipe import Checkpointing, Loss, Recipe
+from halfstep.plan.recipe import Adapter, Checkpointing, Loss, Recipe
+from halfstep.plan.search import lora_parameters
 
 LLAMA = {
     "model_type": "llama",
@@ -46,6 +47,38 @@ def test_closed_form_and_trace_agree_within_a_tenth(precision: str, checkpointin
     )
     closed = memory_bill(from_config(LLAMA, "m"), recipe).allocated_bytes
     assert max(traced.phases.values()) == pytest.approx(closed, rel=0.1)
+
+
+SMALL = {"hidden_size": 192, "num_hidden_layers": 3, "num_attention_heads": 3}
+VIT = {"model_type": "vit", **SMALL, "intermediate_size": 768, "image_size": 224, "patch_size": 16}
+
+
+def test_an_image_classifier_is_counted() -> None:
+    traced = trace(replace(JOB, config=VIT, sequence=197))
+    closed = memory_bill(from_config(VIT, "m"), Recipe(micro_batch=4, sequence=197, precision=Precision.FP32)).allocated_bytes
+    assert max(traced.phases.values()) == pytest.approx(closed, rel=0.1)
+
+
+def test_adapters_leave_the_weights_without_gradients_and_states() -> None:
+    traced = trace(replace(JOB, lora_rank=8))
+    model = from_config(LLAMA, "m")
+    adapters = lora_parameters(model, 8)
+    assert traced.parameters == model.parameters + adapters
+    recipe = Recipe(
+        micro_batch=4,
+        sequence=256,
+        precision=Precision.FP32,
+        adapter=Adapter.LORA,
+        adapts_all=True,
+        adapter_dropout=False,
+        trainable=adapters,
+    )
+    assert max(traced.phases.values()) == pytest.approx(memory_bill(model, recipe).allocated_bytes, rel=0.1)
+
+
+def test_8_bit_states_take_a_quarter_of_whole_ones() -> None:
+    whole, eight, none = (trace(replace(JOB, optimizer=name)).phases["optimizer step"] for name in ("adamw", "adamw-8bit", "sgd"))
+    assert eight - none == pytest.approx((whole - none) / 4, rel=0.03)
 
 
 def test_earlier_micro_batches_leave_their_gradients() -> None:

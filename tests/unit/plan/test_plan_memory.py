@@ -84,6 +84,11 @@ def test_gradients_wait_for_the_next_micro_batch() -> None:
     assert bill(replace(AMP, accumulation=2)).phases[Phase.LOSS]["gradients"] == 4 * N
 
 
+def test_frozen_weights_have_neither_gradients_nor_states() -> None:
+    step = bill(replace(FP32, trainable=1_000_000)).phases[Phase.STEP]
+    assert (step["parameters"], step["gradients"], step["optimizer states"]) == (4 * N, 4_000_000, 8_000_000)
+
+
 def test_adapters_have_gradients_and_states_of_their_own_alone() -> None:
     lora = replace(PURE, adapter=Adapter.LORA, trainable=4_194_304)
     assert bill(lora).phase_bytes(Phase.STEP) == 2 * N + 4_194_304 * 8
@@ -96,8 +101,10 @@ def test_four_bits_hold_the_blocks_and_two_bytes_the_rest() -> None:
     assert bill(four).phases[Phase.LOSS]["parameters"] == pytest.approx(blocks * each + (N - blocks) * 2)
 
 
-def test_8_bit_adam_keeps_a_byte_a_state_and_the_embeddings_states_in_fp32() -> None:
-    states = bill(replace(AMP, optimizer=Optimizer.ADAMW_8BIT)).phases[Phase.STEP]["optimizer states"]
+def test_8_bit_adam_keeps_a_byte_a_state_and_where_asked_the_embeddings_states_in_fp32() -> None:
+    eight = replace(AMP, optimizer=Optimizer.ADAMW_8BIT)
+    assert bill(eight).phases[Phase.STEP]["optimizer states"] == pytest.approx(N * (2 + 8 / 256))
+    states = bill(replace(eight, full_embedding_states=True)).phases[Phase.STEP]["optimizer states"]
     embedding = 4096 * 32000
     assert states == pytest.approx((N - embedding) * (2 + 8 / 256) + embedding * 8)
 
@@ -108,6 +115,9 @@ def test_a_step_inside_the_backward_keeps_the_largest_gradient_alone() -> None:
 
 
 def test_a_chunked_loss_takes_an_eighth_of_the_logits() -> None:
+    part = bill(replace(PURE, loss=Loss.CHUNKED, loss_chunk=100)).phases[Phase.LOSS]
+    assert part["logits and loss"] == 100 * 32000 * 8
+    assert part["gradients"] == 4096 * 32000 * 2  # that of the head is made with the loss
     whole, chunked = (bill(replace(PURE, loss=loss)).phases[Phase.LOSS]["logits and loss"] for loss in (Loss.WHOLE, Loss.CHUNKED))
     assert (whole, chunked) == (2048 * 32000 * 12, 2048 * 32000)
 

@@ -34,6 +34,7 @@ def subject(**values: object) -> Subject:
         "conditions": {"sequence": "64 tokens"},
         "unavailable": {},
         "model_config": {},
+        "recipe": {},
         "native": ["fp32", "bf16"],
     }
     return Subject(**{**usual, **values})
