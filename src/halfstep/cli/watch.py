@@ -134,7 +134,7 @@ def _report(verdict: Verdict, ending: Ending, form: str, out: TextIO) -> None:
     if form == "json":
         from halfstep.report.json import to_json
 
-        print(to_json(findings), file=out)
+        print(to_json(findings, _measured(verdict, ending)), file=out)
     elif form == "sarif":
         from halfstep.report.sarif import to_sarif
 
@@ -145,6 +145,22 @@ def _report(verdict: Verdict, ending: Ending, form: str, out: TextIO) -> None:
         print(to_github(findings), end="", file=out)
     else:
         _print_text(verdict, findings, ending, out)
+
+
+def _measured(verdict: Verdict, ending: Ending) -> dict[str, object]:
+    """What was measured, process by process, as data."""
+    from halfstep.report.parts import to_dict
+
+    processes = [
+        {
+            "rank": heard.rank,
+            "updates": heard.updates,
+            "ending": heard.ending or None,
+            "parts": [to_dict(part) for part in heard.measured.get("parts", ())],
+        }
+        for heard in verdict.heard
+    ]
+    return {"ending": ending.words or None, "processes": processes}
 
 
 def _near(finding: Finding) -> Finding:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from halfstep.events.vocabulary import Backward, Collective, EpochEnd, Event, Made, Place, RunEnd, ScalerUpdate
 from halfstep.findings.finding import Finding, Severity
 from halfstep.record.probes.telling import finding
+from halfstep.record.samples import joined
 from halfstep.record.telling import Heard
 from halfstep.report.parts import Table
 from halfstep.rules.measured import ranks as cards
@@ -19,12 +20,16 @@ from halfstep.rules.ranks.ddp_same_seed import CARD as SAME_SEED
 from halfstep.rules.ranks.ddp_uneven_inputs import CARD as UNEVEN
 from halfstep.rules.ranks.ddp_unused_params import CARD as UNUSED
 
+MOST_NAMED = 5
 CAUSES = {
+    cards.UNSEEN.name: (cards.SAMPLER.name,),
     cards.REPLICAS.name: (
         *("ddp-no-sync-off-by-one", "ddp-module-bypass", "ddp-rank-local-skip", "ddp-unequal-scales", "amp-step-bypass"),
-        *("ddp-zero-gradients", "ddp-uneven-inputs"),
+        *("ddp-zero-gradients", "ddp-uneven-inputs", "ddp-unused-params"),
     ),
     "amp-scale-collapse": ("amp-loss-half-reduction", "amp-fp16-eps", "amp-gradpenalty-scaled", "amp-unscaled-backward"),
+    "weights-not-finite": ("amp-half-params", "amp-step-bypass"),
+    "learning-rate-too-high": ("amp-step-bypass", "grad-zero-missing"),
     "not-finite": ("amp-gradpenalty-scaled", "amp-loss-half-reduction", "amp-step-bypass", "amp-fp16-eps"),
 }
 """A symptom, and the faults that explain it."""
@@ -35,8 +40,55 @@ def compared(heard: Sequence[Heard]) -> list[Finding]:
     ranks = sorted((h for h in heard if h.rank is not None and h.size > 1), key=lambda h: h.rank or 0)
     if len(ranks) < 2:
         return []
-    checks = (_replicas, _samples, _seeds, _unused, _gradients, _samplers, _scales, _work, _collectives)
+    checks = (_replicas, _samples, _seeds, _unused, _gradients, _idle, _shapes, _samplers, _scales, _work, _collectives)
     return [found for check in checks for found in check(ranks)]
+
+
+def denied(heard: Sequence[Heard]) -> set[str]:
+    """Faults that the text may have, and that the ranks did not show."""
+    ranks = [h for h in _all(heard) if h.size > 1]
+    if len(ranks) < 2:
+        return set()
+    first, ended = ranks[0].shared, not any(h.ending for h in ranks)
+    random = zip(*(h.shared.random for h in ranks), strict=False)
+    shown = {
+        UNEVEN.name: ended and first.backwards > 0 and len({h.shared.backwards for h in ranks}) == 1,
+        SAME_SEED.name: all(len({state for _, state in states}) > 1 for states in random) and bool(first.random),
+        UNUSED.name: bool(first.missing) and not any(names for h in ranks for names in h.shared.missing),
+    }
+    return {name for name, otherwise in shown.items() if otherwise}
+
+
+def _all(heard: Sequence[Heard]) -> list[Heard]:
+    """The ranks in order, or the one process that trained."""
+    ranks = sorted((h for h in heard if h.rank is not None), key=lambda h: h.rank or 0)
+    return ranks or [h for h in heard if h.updates]
+
+
+def unseen(heard: Sequence[Heard]) -> Iterator[Finding]:
+    """Samples that no rank got in several whole passes over a data set."""
+    for data in joined([h.samples for h in _all(heard)]):
+        if data.passes < 2 or not data.unseen:
+            continue
+        first = ", ".join(map(str, data.unseen[:MOST_NAMED])) + (", ..." if len(data.unseen) > MOST_NAMED else "")
+        message = f"{len(data.unseen)} of {data.size} samples were handed out in none of {data.passes} passes: {first}"
+        few = len(data.unseen) <= data.explained
+        yield replace(finding(cards.UNSEEN, data.place, message), severity=Severity.INFO if few else Severity.WARNING)
+
+
+def samples_table(heard: Sequence[Heard]) -> Table | None:
+    """What loaders handed out; None where none was followed to the end of a pass."""
+    rows = [
+        *(
+            (str(d.place.line if d.place else "unknown"), *map(str, (d.size, d.passes, len(d.unseen), d.doubled)))
+            for d in joined([h.samples for h in _all(heard)])
+        )
+    ]
+    about = (
+        "All samples of a data set should be handed out in every pass, to one rank each; a few twice where ranks share unevenly."
+    )
+    columns = ("loader in line", "samples", "whole passes", "seen by nobody", "more than once a pass")
+    return Table(title="Samples", about=about, columns=columns, rows=tuple(rows)) if rows else None
 
 
 def unexplained(findings: Sequence[Finding]) -> list[Finding]:
@@ -104,6 +156,39 @@ def _gradients(ranks: Sequence[Heard]) -> Iterator[Finding]:
             where = [str(h.rank) for h, names in zip(ranks, empty, strict=True) if odd[0] in names]
             message = f"in update {update + 1} the gradient of `{odd[0]}` is zero or missing on rank {', '.join(where)} only"
             yield finding(cards.ZERO, ranks[0].shared.place, message)
+            return
+
+
+def _idle(ranks: Sequence[Heard]) -> Iterator[Finding]:
+    """What a rank's own micro-batches bring nothing to, update after update, while another rank's do."""
+    always = [frozenset.intersection(*h.shared.idle) if len(h.shared.idle) > 1 else frozenset() for h in ranks]
+    never = [frozenset(h.shared.names) - frozenset().union(*h.shared.idle) for h in ranks]
+    count = len(ranks[0].shared.idle)
+    for rank, idle in zip(ranks, always, strict=True):
+        names = sorted(idle & frozenset().union(*never))
+        if names:
+            whole = len(idle) == len(rank.shared.names)
+            what = "any parameter" if whole else f"{len(names)} of {len(rank.shared.names)} parameters, first `{names[0]}`"
+            message = f"in each of the first {count} updates rank {rank.rank} brings no gradient but zeros to {what}, others do"
+            yield replace(finding(cards.ZERO, rank.shared.place, message), severity=Severity.WARNING if whole else Severity.INFO)
+            return
+
+
+def _shapes(ranks: Sequence[Heard]) -> Iterator[Finding]:
+    """Collectives that were given differing shapes, which hang or mix numbers up; and batches of differing sizes."""
+    for calls in zip(*(h.shared.collectives for h in ranks), strict=False):
+        if len({call.kind for call in calls}) > 1:
+            break  # they are no longer at the same one
+        if len({call.shapes for call in calls}) > 1:
+            told = ", ".join(f"{list(map(list, c.shapes))} on rank {h.rank}" for c, h in zip(calls, ranks, strict=True))
+            yield finding(cards.SHAPES, calls[0].place, f"`{calls[0].kind}` is given {told}")
+            return
+    for number, inputs in enumerate(zip(*(h.shared.inputs for h in ranks), strict=False), 1):
+        sizes = [shape[0] if shape else 1 for _, shape in inputs]
+        if len(set(sizes)) > 1:
+            told = ", ".join(f"{size} on rank {h.rank}" for size, h in zip(sizes, ranks, strict=True))
+            message = f"the batch of training pass {number} holds {told}: an average over ranks weighs these samples unequally"
+            yield replace(finding(cards.SHAPES, ranks[0].shared.place, message), severity=Severity.INFO)
             return
 
 
@@ -194,12 +279,30 @@ def ranks_table(heard: Sequence[Heard]) -> Table | None:
     ranks = sorted((h for h in heard if h.rank is not None and h.size > 1), key=lambda h: h.rank or 0)
     if len(ranks) < 2:
         return None
-    rows = [(str(h.rank), str(h.updates), str(_backwards(h)), _line(_last(h)), h.ending or "came to its end") for h in ranks]
+    columns = ("rank", "updates", "backward passes", "DDP reductions", "own collectives", "idle parameters", "last line", "end")
     return Table(
         title="Ranks",
-        about="All ranks should have made the same updates and ended in the same line.",
-        columns=("rank", "updates", "backward passes", "last line", "end"),
-        rows=tuple(rows),
+        about="All ranks should have made the same updates and ended in the same line. One reduction an update is enough: more "
+        "of them are time that `no_sync` would save. Idle parameters got nothing but zeros from this rank's own micro-batches.",
+        columns=columns,
+        rows=tuple(map(_row, ranks)),
+    )
+
+
+def _row(heard: Heard) -> tuple[str, ...]:
+    shared, updates = heard.shared, max(heard.updates, 1)
+    idle = frozenset.intersection(*shared.idle) if shared.idle else frozenset()
+    return (
+        *(str(heard.rank), str(heard.updates), str(_backwards(heard))),
+        *(
+            f"{shared.reducing / updates:.3g} an update" if shared.forwards else "none",
+            f"{shared.num_collectives / updates:.3g} an update",
+        ),
+        *(
+            f"{len(idle)} of {len(shared.names)}" if shared.idle else "unknown",
+            _line(_last(heard)),
+            heard.ending or "came to its end",
+        ),
     )
 
 

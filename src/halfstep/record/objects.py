@@ -95,4 +95,4 @@ def _name(place: Place | None, *, made: bool) -> str:
     syntax = syntax_of(place.path) if place is not None else None
     if syntax is None or place is None:
         return ""
-    return syntax.name_at(place) if made else syntax.receiver_at(place)
+    return (made and syntax.name_at(place)) or syntax.receiver_at(place)

@@ -15,7 +15,7 @@ from halfstep.record.syntax import Loop, Syntax, syntax_of
 
 PACKAGE = str(Path(__file__).parents[1])
 _ENGINE = str(Path(PACKAGE) / "engine")
-_RUNNING = str(Path(__file__).with_name("running.py"))
+_OUTERMOST = (str(Path(__file__).with_name("running.py")), str(Path(PACKAGE) / "cli" / "main.py"))
 _LIBRARY = re.compile(r"[/\\](site-packages|dist-packages)[/\\]|[/\\]lib[/\\]python3[^/\\]*[/\\]|^<")
 _FRAMEWORK = re.compile(
     r"[/\\](accelerate|lightning|lightning_fabric|pytorch_lightning|deepspeed)[/\\]"
@@ -45,7 +45,7 @@ class Code:
     framework: bool = False
     engine: bool = False
     outermost: bool = False
-    """Our own code that runs the script: what lies above it is not the script's."""
+    """Our own code that runs the script, or a command such as `halfstep train`: what lies above it is not the user's."""
     sites: dict[int, Site] = field(default_factory=dict)
 
 
@@ -210,7 +210,9 @@ class Places:
         library = path.startswith(PACKAGE) or _LIBRARY.search(path) is not None
         syntax = None if library else syntax_of(path)
         framework = library and _FRAMEWORK.search(path) is not None
-        known = self._codes[id(code)] = Code(code, syntax, framework, engine=path.startswith(_ENGINE), outermost=path == _RUNNING)
+        known = self._codes[id(code)] = Code(
+            code, syntax, framework, engine=path.startswith(_ENGINE), outermost=path in _OUTERMOST
+        )
         return known
 
     def _look(self, code: Code, frame: FrameType) -> Site:

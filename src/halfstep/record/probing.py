@@ -14,6 +14,7 @@ from torch.utils.data import dataloader as torch_dataloader
 
 from halfstep.events.vocabulary import Place
 from halfstep.findings.finding import Finding
+from halfstep.record.objects import Known
 from halfstep.record.patches import Patches
 from halfstep.record.probes.dtypes import Dtypes
 from halfstep.record.probes.evidence import Replay
@@ -22,6 +23,7 @@ from halfstep.record.probes.probe import Probe
 from halfstep.record.probes.sizes import Sizes
 from halfstep.record.probes.speed import Speed
 from halfstep.record.recorder import Listener, Recorder
+from halfstep.record.samples import Samples
 from halfstep.report.parts import AnyPart, Table
 
 MOST_PAIRS = 8
@@ -71,6 +73,7 @@ class Probing(Listener):
     rank: int = 0
     pairs: list[Pair] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    samples: Samples = field(default_factory=Samples)
     final: dict[str, Any] | None = None
     """What was told when the probes were taken out."""
 
@@ -99,11 +102,6 @@ class Probing(Listener):
                 self._each(
                     [pair], lambda probe, pair=pair, s=scalers: probe.attach(pair.model, pair.optimizer, s[-1] if s else None)
                 )
-
-    def _attach(self, pair: Pair) -> None:
-        """The scaler is the one that the script made last, where it made any."""
-        scalers = [scaler for scaler in self.recorder.objects.things("scaler") if scaler.is_enabled()]
-        self._each([pair], lambda probe: probe.attach(pair.model, pair.optimizer, scalers[-1] if scalers else None))
 
     def backward_begins(self, loss: torch.Tensor, place: Place | None) -> None:
         """A backward begins: of which model is for the probes to know."""
@@ -154,6 +152,16 @@ class Probing(Listener):
                 if probe.failure:
                     self.failed.setdefault(name, probe.failure)
 
+    def _fetched(self, iterator: Any, indices: Sequence[int] | None) -> None:
+        """A loader that is known handed out these samples, or its pass has ended."""
+        known: Known | None = vars(iterator).get("_halfstep")
+        if known is None or not self.recorder.hears:
+            return
+        with self.recorder.safe:
+            loader = known.thing()
+            if loader is not None:
+                self.samples.handed_out(loader, known.ref.place, indices)
+
     def _choosing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _next_index(iterator: Any) -> Any:
             chosen = original(iterator)
@@ -165,10 +173,16 @@ class Probing(Listener):
 
     def _handing_out(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(iterator: Any) -> Any:  # noqa: N807
-            batch = original(iterator)
+            try:
+                batch = original(iterator)
+            except StopIteration:
+                self._fetched(iterator, None)
+                raise
             waiting = vars(iterator).get("_halfstep_chosen")
             chosen = waiting.popleft() if waiting else None
             indices = chosen if isinstance(chosen, (list, tuple)) and all(isinstance(i, int) for i in chosen) else None
+            if indices is not None:
+                self._fetched(iterator, indices)
             if self.recorder.hears:
                 self._each(self.pairs, lambda probe: probe.batch_fetched(batch, indices))
             return batch

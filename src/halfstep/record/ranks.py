@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +17,21 @@ from halfstep.record.recorder import Listener, Recorder
 EVERY = 256
 """Parameters are compared after 1, 2, 4, 8, ... updates and every so many."""
 MOST_INPUTS = 64
+MOST_COLLECTIVES = 256
 MOST_INPUTS_ON_DEVICE = 8
 FIRST_UPDATES = 4
 """Updates whose random states and gradients are noted."""
 BYTES = 16_384
 _SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """A collective: its kind, the shapes of the tensors that it was given, and its line."""
+
+    kind: str
+    shapes: tuple[tuple[int, ...], ...]
+    place: Place | None
 
 
 @dataclass(slots=True)
@@ -39,7 +49,15 @@ class Shared:
     """Parameters without a gradient, in the first updates."""
     zero: list[tuple[str, ...]] = field(default_factory=list)
     """Parameters with a gradient of zeros, in the first updates."""
+    idle: list[frozenset[str]] = field(default_factory=list)
+    """Parameters to which this rank's own micro-batches brought nothing, or zeros, before the reduction, in the first updates."""
     find_unused: bool = False
+    forwards: int = 0
+    reducing: int = 0
+    """Training passes of the DDP model, and those whose backward reduces gradients over the ranks."""
+    num_collectives: int = 0
+    collectives: list[Together] = field(default_factory=list)
+    """The script's own first collectives over all ranks."""
     backwards: int = 0
     place: Place | None = None
     """Where the model is called."""
@@ -55,6 +73,9 @@ class Meter(Listener):
         self.shared = Shared()
         self._updates = 0
         self._names: dict[str, Tensor] = {}
+        self._arrived: dict[str, Tensor] = {}
+        """Whether anything but zeros came to a parameter since the last update, before the reduction."""
+        self._hooks: list[Any] = []
 
     def joined_group(self, rank: int, size: int) -> None:
         """This process is a rank now."""
@@ -68,6 +89,9 @@ class Meter(Listener):
         if not self._names:
             self._names = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
             shared.names, shared.find_unused = tuple(self._names), bool(model.find_unused_parameters)
+            self._hooks = [p.register_hook(self._arriving(name)) for name, p in self._names.items()]  # type: ignore[no-untyped-call]
+        shared.forwards += 1
+        shared.reducing += bool(model.require_backward_grad_sync)
         first = next(_tensors(inputs), None)
         most = MOST_INPUTS if first is None or first.device.type == "cpu" else MOST_INPUTS_ON_DEVICE
         if first is not None and len(shared.inputs) < most:
@@ -91,6 +115,29 @@ class Meter(Listener):
             shared.random.append((epochs, fingerprint(torch.get_rng_state())))
             shared.missing.append(tuple(name for name, p in self._names.items() if p.grad is None))
             shared.zero.append(tuple(n for n, p in self._names.items() if p.grad is not None and not bool(p.grad.any())))
+            shared.idle.append(frozenset(n for n in self._names if n not in self._arrived or not bool(self._arrived[n])))
+            self._arrived.clear()
+        if number == FIRST_UPDATES:
+            self.left_group()
+
+    def collective_begins(self, kind: str, tensors: tuple[Tensor, ...], place: Place | None) -> None:
+        """Note what the script does together with all ranks."""
+        self.shared.num_collectives += 1
+        if len(self.shared.collectives) < MOST_COLLECTIVES:
+            self.shared.collectives.append(Together(kind, tuple(tuple(t.shape) for t in tensors), place))
+
+    def left_group(self) -> None:
+        """Look at single gradients no more."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _arriving(self, name: str) -> Callable[[Tensor], None]:
+        def arrive(gradient: Tensor) -> None:
+            present = (gradient._values() if gradient.is_sparse else gradient).detach().any()
+            self._arrived[name] = present | self._arrived[name] if name in self._arrived else present
+
+        return arrive
 
     def _is_mine(self, optimizer: torch.optim.Optimizer) -> bool:
         first = next(iter(self._names.values()))

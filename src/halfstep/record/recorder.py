@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +68,9 @@ class Listener:
     def update_ended(self, optimizer: torch.optim.Optimizer, scaler: Any) -> None:
         """An optimizer has stepped, or, with a scaler, the scaler was updated after that."""
 
+    def collective_begins(self, kind: str, tensors: tuple[torch.Tensor, ...], place: Place | None) -> None:
+        """The script calls a collective over all ranks, with these tensors."""
+
     def joined_group(self, rank: int, size: int) -> None:
         """This process is a rank now."""
 
@@ -105,6 +109,8 @@ class Recorder:
     """Models whose parameters are stored in FP16."""
     filled: set[Ref] = field(default_factory=set)
     """Optimizers whose parameters got gradients since they were last cleared."""
+    written: dict[Ref, tuple[weakref.ref[torch.Tensor], tuple[int, int]]] = field(default_factory=dict)
+    """Of each optimizer a parameter, and which gradient the last backward left there, written how often."""
     stepped_by_scaler: list[torch.optim.Optimizer] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     _thread: int = field(default_factory=threading.get_ident)
@@ -140,7 +146,13 @@ class Recorder:
     def cleared(self, here: Here, optimizers: tuple[Ref, ...]) -> None:
         """The gradients of optimizers are cleared."""
         self.filled.difference_update(optimizers)
+        self.rewritten(optimizers)
         self.say(ZeroGrad, here, optimizers=optimizers)
+
+    def rewritten(self, optimizers: Iterable[Ref]) -> None:
+        """The gradients of optimizers are written over by a function that is heard."""
+        for optimizer in optimizers:
+            self.written.pop(optimizer, None)
 
     def region(self) -> Region | None:
         """The autocast region that is open and enabled."""

@@ -49,5 +49,6 @@ class Session:
             ending=ending,
             measured=measured,
             shared=meter.shared,
+            samples=tuple(self.probing.samples.coverages),
             fault=rec.fault,
         )

@@ -9,6 +9,7 @@ from typing import Any
 from halfstep.events.vocabulary import EpochBegin, EpochEnd, Event, Fetch, Made, Ref, RunBegin, RunEnd, Turn
 from halfstep.record.ranks import Shared
 from halfstep.record.recorder import Recorder
+from halfstep.record.samples import Coverage
 from halfstep.record.syntax import items_name
 from halfstep.record.tape import Draft
 
@@ -27,6 +28,8 @@ class Heard:
     """How the script ended in this process: empty when it came to its end."""
     shared: Shared = field(default_factory=Shared)
     """What ranks must have alike."""
+    samples: tuple[Coverage, ...] = ()
+    """What its loaders handed out."""
     measured: dict[str, Any] = field(default_factory=dict)
     """What the probes found and measured: `findings` and `parts`."""
     fault: str = ""

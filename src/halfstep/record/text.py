@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -96,10 +97,9 @@ class Text:
         said = self._tags.get(_line(turn.place)) if turn.place is not None else None
         return replace(turn, tags=said.tags) if said is not None else turn
 
-    def findings(self, rules: tuple[Rule, ...]) -> list[Finding]:
-        """Faults in the text that no hook can hear and that hold in every world, or for some data or rank."""
-        asked = [rule for rule in rules if rule.card.name in BY_TEXT]
-        found = [f for story in self.stories.values() for f in judge(story, asked)]
+    def findings(self, rules: Sequence[Rule]) -> list[Finding]:
+        """Faults in the text that hold in every world, or for some data or rank."""
+        found = [f for story in self.stories.values() for f in judge(story, rules)]
         return [f for f in found if not f.world or f.world.startswith("on rank") or "as usual" in f.world]
 
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from halfstep.events.trace import Decision, Story, Trace
+from halfstep.events.vocabulary import Step
 from halfstep.findings.finding import Finding
 from halfstep.imagine.suppress import UNUSED, kept
-from halfstep.record.comparing import compared, ranks_table, unexplained
+from halfstep.record.comparing import compared, denied, ranks_table, samples_table, unexplained, unseen
 from halfstep.record.telling import Heard
 from halfstep.record.text import BY_TEXT, Text
 from halfstep.rules.judge import judge
@@ -33,8 +34,11 @@ def reach(heard: Sequence[Heard], settings: Settings) -> Verdict:
     traces = tuple(trace for process in heard for trace in _traces(process, text))
     live = [rule for rule in rules if rule.card.name not in BY_TEXT]
     found = judge(Story(traces, text.facts()), live, settings.severity)
-    found += text.findings(rules) if any(process.stretches for process in heard) else []
-    measured = [*(f for process in heard for f in process.measured.get("findings", ())), *compared(heard)]
+    stepped = any(trace.has(Step) for trace in traces)
+    otherwise = denied(heard)
+    read = [rule for rule in rules if (rule.card.name in BY_TEXT or not stepped) and rule.card.name not in otherwise]
+    found += text.findings(read) if traces else []
+    measured = [*(f for process in heard for f in process.measured.get("findings", ())), *compared(heard), *unseen(heard)]
     asked = {card.name for card in settings.cards()}
     found = _joined(found, [f for f in measured if f.rule in asked])
     return Verdict(_once(_unsuppressed(unexplained(found), text.sources)), text.sources, _ranks(heard))
@@ -43,9 +47,9 @@ def reach(heard: Sequence[Heard], settings: Settings) -> Verdict:
 def _ranks(heard: Sequence[Heard]) -> list[Heard]:
     """The ranks in order, the first with a table of all; without ranks, every process."""
     ranks = sorted((h for h in heard if h.rank is not None), key=lambda h: h.rank or 0) or list(heard)
-    table = ranks_table(ranks)
-    if table is not None:
-        ranks[0].measured = {**ranks[0].measured, "parts": [table, *ranks[0].measured.get("parts", ())]}
+    tables = [table for table in (ranks_table(ranks), samples_table(ranks)) if table is not None]
+    if tables:
+        ranks[0].measured = {**ranks[0].measured, "parts": [*tables, *ranks[0].measured.get("parts", ())]}
     return ranks
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from halfstep.findings.finding import Finding, Fix
 
 
-def to_json(findings: Iterable[Finding]) -> str:
-    """One object with a list of findings; keys are a contract."""
-    return json.dumps({"findings": [as_dict(finding) for finding in findings]}, indent=2)
+def to_json(findings: Iterable[Finding], more: Mapping[str, object] | None = None) -> str:
+    """One object with a list of findings, and what a command has to say besides; keys are a contract."""
+    return json.dumps({"findings": [as_dict(finding) for finding in findings], **(more or {})}, indent=2)
 
 
 def as_dict(finding: Finding) -> dict[str, object]:

@@ -164,9 +164,10 @@ def accumulation(trace: Trace, optimizer: Ref) -> Accumulation | None:
     sizes = Counter(w.size for w in stepped)
     size = max(sizes, key=lambda s: (sizes[s], s))
     wiped = False
-    if size == 1 and (guarded or counted):
+    if size == 1:
         size, wiped = _skipping(trace, optimizer, stepped)
-    if size < 2 or not (guarded or _by_name(stepped)):
+    divided = any(d.value == size for b in last for d in b.divisors)
+    if size < 2 or not (guarded or divided or (_by_name(stepped) and (counted or not wiped))):
         return None
     return Accumulation(size, guarded, wiped, counted)
 

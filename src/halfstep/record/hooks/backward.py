@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,8 @@ class _Line:
     seen: int = 0
     reading: Reading | None = None
     optimizers: tuple[Ref, ...] = ()
+    firsts: tuple[tuple[Ref, weakref.ref[torch.Tensor]], ...] = ()
+    """Of each of them, one parameter that is reached."""
     models: tuple[Ref, ...] = ()
 
 
@@ -42,27 +45,46 @@ def install(patches: Patches, rec: Recorder) -> None:
 
 def _backing(original: Callable[..., Any], rec: Recorder, lines: dict[int, _Line]) -> Callable[..., Any]:
     def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
+        line = None
         if rec.hears and not rec.inside:
             with rec.safe:
                 loss = tensors if isinstance(tensors, torch.Tensor) else next(iter(tensors), None)
                 if isinstance(loss, torch.Tensor) and loss.grad_fn is not None:
-                    _say(rec, loss, grad_tensors, lines)
-        return original(tensors, grad_tensors, *args, **kwargs)
+                    line = _say(rec, loss, grad_tensors, lines)
+        done = original(tensors, grad_tensors, *args, **kwargs)
+        if line is not None:
+            with rec.safe:
+                rec.written.update((optimizer, (first, _written(first()))) for optimizer, first in line.firsts)
+        return done
 
     return backward
 
 
-def _say(rec: Recorder, loss: torch.Tensor, gradient: Any, lines: dict[int, _Line]) -> None:
+def _written(parameter: torch.Tensor | None) -> tuple[int, int]:
+    """Which gradient a parameter has, and how often it was written."""
+    gradient = parameter.grad if parameter is not None else None
+    return (id(gradient), gradient._version) if gradient is not None and not gradient.is_inference() else (0, 0)
+
+
+def edited(rec: Recorder, optimizer: Ref) -> bool:
+    """Whether the script itself wrote over an optimizer's gradients since the last backward."""
+    first, before = rec.written.pop(optimizer, (None, (0, 0)))
+    return first is not None and before != (0, 0) and _written(first()) not in (before, (0, 0))
+
+
+def _say(rec: Recorder, loss: torch.Tensor, gradient: Any, lines: dict[int, _Line]) -> _Line | None:
     if rec.resting:
         for listener in rec.listeners:
             listener.backward_begins(loss, None)
-        return
+        return None
     here = rec.here(depth=4)
     line = lines.setdefault(id(here.stack), _Line(here.stack))
     line.seen += 1
     if line.reading is None or line.seen <= WARM or line.seen % EVERY == 0:
         line.reading = read(loss.grad_fn, look=line.seen <= LOOKS)
-        line.optimizers = tuple(dict.fromkeys(o for leaf in line.reading.leaves for o in rec.objects.owners(leaf)))
+        held = {o: weakref.ref(leaf) for leaf in reversed(line.reading.leaves) for o in rec.objects.owners(leaf)}
+        line.firsts = tuple(reversed(held.items()))
+        line.optimizers = tuple(optimizer for optimizer, _ in line.firsts)
         models = (rec.objects.model_of(leaf) for leaf in line.reading.leaves)
         line.models = tuple(dict.fromkeys(m for m in models if m is not None))
         _notice_clearing(rec, line, here)
@@ -70,6 +92,7 @@ def _say(rec: Recorder, loss: torch.Tensor, gradient: Any, lines: dict[int, _Lin
     for listener in rec.listeners:
         listener.backward_begins(loss, here.place)
     rec.say(Backward, here, **_fields(rec, loss, gradient, line, here))
+    return line
 
 
 def _fields(rec: Recorder, loss: torch.Tensor, gradient: Any, line: _Line, here: Here) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.loss import _Loss
 
-from halfstep.events.vocabulary import AutocastEnter, AutocastExit, Forward, Loss, Mode, ModuleReplaced, Region
+from halfstep.events.vocabulary import AutocastEnter, AutocastExit, Forward, Loss, Made, Mode, ModuleReplaced, Region
 from halfstep.record.objects import Known
 from halfstep.record.patches import Patches
 from halfstep.record.places import NOWHERE, Here
@@ -23,6 +23,8 @@ def install(patches: Patches, rec: Recorder) -> None:
     patches.wrap(nn.Module, "__call__", lambda original: _calling(original, rec))
     patches.wrap(nn.Module, "train", lambda original: _switching(original, rec))
     patches.wrap(nn.Module, "zero_grad", lambda original: _clearing(original, rec))
+    for name in ("to", "half", "bfloat16"):
+        patches.wrap(nn.Module, name, lambda original: _casting(original, rec))
     autocast = torch.amp.autocast_mode.autocast
     patches.wrap(autocast, "__init__", _remembering)
     patches.wrap(autocast, "__enter__", lambda original: _entering(original, rec))
@@ -118,6 +120,32 @@ def _switching(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any
             rec.quiet -= 1
 
     return train
+
+
+def _casting(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
+    def cast(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if rec.quiet or rec.inside or not rec.hears:
+            return original(self, *args, **kwargs)
+        before = _low(self)
+        rec.quiet += 1
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            rec.quiet -= 1
+            with rec.safe:
+                if _low(self) and not before:
+                    here = rec.here()
+                    known = rec.objects.find(self) or rec.objects.new(self, "model", here.place)
+                    known.facts["cast at"] = here.place
+                    rec.say(Made, here, what=known.ref, facts=known.facts)
+
+    return cast
+
+
+def _low(module: nn.Module) -> bool:
+    """Whether a model's parameters are stored in FP16 or BF16."""
+    first = next(module.parameters(), None)
+    return first is not None and first.dtype in (torch.float16, torch.bfloat16)
 
 
 def _clearing(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:

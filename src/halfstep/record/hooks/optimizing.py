@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,8 +11,9 @@ from torch.nn.utils import clip_grad
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from halfstep.events.vocabulary import Clip, Load, ScaleLoss, ScaleRead, ScalerUpdate, SchedulerStep, Step, Unscale
+from halfstep.events.vocabulary import Clip, Load, Ref, ScaleLoss, ScaleRead, ScalerUpdate, SchedulerStep, Step, Unscale
 from halfstep.record.graph import mark
+from halfstep.record.hooks.backward import edited
 from halfstep.record.patches import Patches
 from halfstep.record.places import NOWHERE, Here
 from halfstep.record.recorder import Recorder
@@ -123,6 +123,7 @@ def say_step(rec: Recorder, optimizer: torch.optim.Optimizer, here: Here, *, clo
     """An optimizer steps, alone or through a scaler."""
     known = rec.optimizer(optimizer, here)
     facts = known.facts
+    _say_edited(rec, (known.ref,), here)
     if "half" not in facts:
         params = _params(optimizer)
         models = [(rec.objects.model_of(p) or known.ref, p.dtype) for p in params]
@@ -138,6 +139,13 @@ def say_step(rec: Recorder, optimizer: torch.optim.Optimizer, here: Here, *, clo
         half_params=facts["half"],
         bf16_params=facts["bf16"],
     )
+
+
+def _say_edited(rec: Recorder, optimizers: tuple[Ref, ...], here: Here) -> None:
+    """Say so where the script wrote over gradients by hand: it may have divided them."""
+    by_hand = tuple(optimizer for optimizer in optimizers if edited(rec, optimizer))
+    if by_hand:
+        rec.say(Clip, here, optimizers=by_hand, kind="divide")
 
 
 # --- loss scalers ---
@@ -174,8 +182,9 @@ def _unscaling(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any
         if rec.notes and self.is_enabled() and rec.stepping is None:
             with rec.safe:
                 here = rec.here()
-                scaler = rec.objects.known(self, "scaler", here.place).ref
-                rec.say(Unscale, here, scaler=scaler, optimizer=rec.optimizer(optimizer, here).ref)
+                scaler, held = rec.objects.known(self, "scaler", here.place).ref, rec.optimizer(optimizer, here).ref
+                rec.rewritten((held,))
+                rec.say(Unscale, here, scaler=scaler, optimizer=held)
         return original(self, optimizer)
 
     return unscale_
@@ -234,13 +243,15 @@ def _clipping(original: Callable[..., Any], rec: Recorder, kind: str) -> Callabl
     def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         if not rec.notes or rec.quiet:
             return original(parameters, *args, **kwargs)
-        generator = isinstance(parameters, types.GeneratorType)
+        generator = isinstance(parameters, Iterator)
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         empty = generator and not given
         with rec.safe:
             owners = dict.fromkeys(o for p in given for o in rec.objects.owners(p))
+            here = rec.here()
+            _say_edited(rec, tuple(owners), here)
             partial = tuple(o for o in owners if _left_out(rec, o, given))
-            rec.say(Clip, rec.here(), optimizers=tuple(owners), kind=kind, partial=partial, exhausted=empty)
+            rec.say(Clip, here, optimizers=tuple(owners), kind=kind, partial=partial, exhausted=empty)
         return original((p for p in given) if empty else given, *args, **kwargs)
 
     return clip

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -93,7 +94,12 @@ def _together(original: Callable[..., Any], rec: Recorder, name: str) -> Callabl
         if rec.quiet or not rec.hears:
             return original(*args, **kwargs)
         with rec.safe:
-            rec.say(Collective, rec.here(), kind=name)
+            here = rec.here()
+            rec.say(Collective, here, kind=name)
+            if kwargs.get("group") in (None, dist.group.WORLD) and not any(isinstance(a, dist.ProcessGroup) for a in args):
+                given = tuple(a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor))
+                for listener in rec.listeners:
+                    listener.collective_begins(name, given, here.place)
         rec.quiet += 1
         try:
             return original(*args, **kwargs)

@@ -21,7 +21,10 @@ ZERO = Card(
     name="ddp-zero-gradients",
     severity=Severity.ERROR,
     what="Gradients are zero, or missing, on some ranks and not on others.",
-    why="After the reduction gradients are the same on all ranks. Where they are not, these parameters are not reduced.",
+    why=(
+        "After the reduction gradients are the same on all ranks: where they are not, these parameters are not reduced. "
+        "A rank that brings nothing to the reduction works for nothing, and shrinks the average."
+    ),
     example="loss = model.module.head(features).mean() if rank == 0 else model(x).mean()\n",
     instead="loss = model(x).mean()\n",
     speakers=("watch",),
@@ -49,4 +52,28 @@ SCALES = Card(
     speakers=("watch",),
     needs=("loss scale on every rank",),
 )
-CARDS = (REPLICAS, ZERO, SAMPLER, SCALES)
+SHAPES = Card(
+    code="HS525",
+    name="ddp-unequal-shapes",
+    severity=Severity.ERROR,
+    what="Ranks meet in a collective with tensors of differing shapes, or train on batches of differing sizes.",
+    why="A collective needs the same shape everywhere: it hangs, raises or mixes numbers up. Batches of unequal size are "
+    "averaged as if they were equal, so their samples do not count alike.",
+    example="dist.all_reduce(losses)  # as many as this rank had batches\n",
+    instead="dist.all_reduce(losses.sum())\n",
+    speakers=("watch",),
+    needs=("shapes on every rank",),
+)
+UNSEEN = Card(
+    code="HS526",
+    name="data-samples-unseen",
+    severity=Severity.WARNING,
+    what="Samples of the data set reach no rank, epoch after epoch.",
+    why="They are paid for and never trained on. Most often a last incomplete batch is dropped in the same order every time, "
+    "or a sampler that leaves a part out.",
+    example="loader = DataLoader(dataset, batch_size=64, drop_last=True)  # the same last samples are dropped every epoch\n",
+    instead="loader = DataLoader(dataset, batch_size=64, drop_last=True, shuffle=True)\n",
+    speakers=("watch",),
+    needs=("indices that loaders hand out",),
+)
+CARDS = (REPLICAS, ZERO, SAMPLER, SCALES, SHAPES, UNSEEN)
