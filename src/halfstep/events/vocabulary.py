@@ -231,6 +231,8 @@ class Backward(Event):
     eval_mode: tuple[Ref, ...] = ()
     """Models that were in evaluation mode at the forward pass."""
     retained: frozenset[int] = frozenset()
+    untrained: tuple[Ref, ...] = ()
+    """Models whose parameters get gradients here and are in no optimizer."""
     half_params: tuple[Ref, ...] = ()
     by_framework: bool = False
     """Called through Accelerate, Fabric, DeepSpeed or Lightning, which scale and divide themselves."""

@@ -89,6 +89,8 @@ def _numbers(state: State, left: int | float, op: ast.operator, right: int | flo
         tags |= {"modulo"}
     if isinstance(op, (ast.Div, ast.FloorDiv)) and "accum" in tags_of(right):
         tags |= {"/accum"}
+    if isinstance(op, (ast.Div, ast.FloorDiv)) and "loader" in tags_of(left):
+        tags |= {f"/{right}"}
     return tagged(value, tags - {"modulo"} if isinstance(op, (ast.Add, ast.Mult)) else tags)
 
 

@@ -122,7 +122,8 @@ class Assignments(State):
             self._note_replaced(value.thing, name, new, node, known=name in value.attrs)
             value.attrs[name] = new
             self._adopt(value.thing, new)
-            if value.thing is not None and value.thing.kind == "dataset" and "epoch" in name and self.calls[-1:] != ["__init__"]:
+            of_epoch = "epoch" in name or bool(self.loops and "index" in tags_of(new))
+            if value.thing is not None and value.thing.kind == "dataset" and of_epoch and self.calls[-1:] != ["__init__"]:
                 place = self.outside([value.cls], node)
                 self.emit(SetEpoch, node, place=place, target=value.thing, value=self.number("value"))
         elif isinstance(value, Thing):

@@ -217,6 +217,8 @@ class Calls(Forwards):
         for name in fields:
             if name not in made.attrs and name in cls.scope.names:
                 value = cls.scope.names[name]
+                if isinstance(value, Partial):
+                    value = self.call(value, [], {}, cls.node)
                 flag = isinstance(value, (bool, str)) or value is None
                 made.attrs[name] = (
                     Unknown(f"{name}", default=value, has_default=True) if flag and not isinstance(value, str) else value
@@ -278,10 +280,10 @@ class Calls(Forwards):
             return value.cls
         if name == "__dict__":
             return value.attrs
-        if value.thing is not None:
-            return attributes.read(self, value.thing, name, node)
         if attributes.is_framework_method(value.cls, name):
             return Bound(value, name)
+        if value.thing is not None:
+            return attributes.read(self, value.thing, name, node)
         return value.attrs.setdefault(name, hinted(name, Unknown(f"self.{name}")))
 
     def item_of_thing(self, thing: Thing, key: Value, node: ast.AST) -> Value:

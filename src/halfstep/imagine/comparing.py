@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from halfstep.events.vocabulary import ScaleRead
+from halfstep.events.vocabulary import Report, ScaleRead
 from halfstep.imagine.arithmetic import compare_numbers, small_count
 from halfstep.imagine.naming import usually_off
 from halfstep.imagine.state import State
@@ -85,6 +85,8 @@ class Comparing(State):
         if "batch size" in tags and right == 0:
             some = isinstance(op, (ast.Gt, ast.NotEq))
             return Unknown(ast.unparse(node)[:80], tags | {"data"}, normal=some, loaders=getattr(left, "loaders", frozenset()))
+        for loader in getattr(left, "loaders", frozenset()):
+            self.emit(Report, node, loader=loader, kind="comparison")
         text = ast.unparse(node)[:80]
         usual = isinstance(op, (ast.Gt, ast.GtE)) and not usually_off(text)
         return Unknown(text, tags, default=usual, has_default=True, loaders=getattr(left, "loaders", frozenset()))

@@ -6,6 +6,7 @@ import ast
 import builtins
 import contextlib
 import operator
+import re
 from collections.abc import Callable
 
 from halfstep.imagine.arithmetic import arithmetic
@@ -27,6 +28,7 @@ from halfstep.imagine.values import (
     Unknown,
     Value,
     derive,
+    items_like,
     settled,
     tagged,
     tags_of,
@@ -34,6 +36,8 @@ from halfstep.imagine.values import (
 
 BUILTINS = frozenset(dir(builtins))
 MAX_ITEMS = 64
+UNUSUAL = re.compile(r"inf|nan|bad|skip|over|stop|done|fail|err", re.I)
+"""What people call conditions on data that seldom hold; of others (`not keep.any()`) the negation is what seldom holds."""
 
 
 class Expressions(Comparing):
@@ -167,6 +171,8 @@ class Expressions(Comparing):
         """A slice; a stride by rank is noted as a shard."""
         parts = [settled(self.eval(p)) if p is not None else None for p in (cut.lower, cut.upper, cut.step)]
         by_rank = "rank" in tags_of(parts[0]) and parts[2] is not None
+        if "world" in tags_of(parts[1]) and parts[2] is None and isinstance(value, (list, Unknown)):
+            return _evened(value)
         if isinstance(value, (list, tuple, str)) and all(p is None or type(p) is int for p in parts):
             got = value[slice(*parts)] if parts[2] != 0 else value
             if isinstance(value, Items):
@@ -174,7 +180,7 @@ class Expressions(Comparing):
                 made.loader, made.over = value.loader, value.over
                 return made
             return got
-        if by_rank and parts[1] is None:
+        if by_rank and parts[1] is None and "even" not in (value.tags if isinstance(value, Items) else tags_of(value)):
             self.make("strided shard", node)
             return Unknown("shard", tags_of(value) | {"rank", "strided"})
         if isinstance(value, Tensor):
@@ -195,6 +201,9 @@ class Expressions(Comparing):
         """`not x`, `-x`."""
         value = settled(self.eval(node.operand))
         if isinstance(node.op, ast.Not):
+            mask = not value.models if isinstance(value, Tensor) else isinstance(value, Unknown) and value.name == "condition"
+            if mask and not UNUSUAL.search(text := ast.unparse(node.operand)[:80]):
+                return Truth(not self.on_data(text, True, node, "synced" in value.tags), value.tags)
             if isinstance(value, (Unknown, Tensor, Truth)) or tags_of(value):
                 return Truth(not self.truth(value, node.operand), tags_of(value))
             return not self.truth(value, node.operand)
@@ -211,7 +220,8 @@ class Expressions(Comparing):
         tags = NO_TAGS
         value: Value = None
         for index, part in enumerate(node.values):
-            value = self.eval(part)
+            with self.guarded(tags if is_and else NO_TAGS):
+                value = self.eval(part)
             if index == len(node.values) - 1:
                 break
             truth = self.truth(value, part)
@@ -329,6 +339,15 @@ class Expressions(Comparing):
     def starred(self, node: ast.Starred) -> Value:
         """`*value`."""
         return self.eval(node.value)
+
+
+def _evened(value: list[Value] | Unknown) -> Value:
+    """Samples cut to a multiple of the ranks."""
+    if isinstance(value, Unknown):
+        return Unknown(value.name, value.tags | {"even"}, loaders=value.loaders)
+    made = items_like(list(value), value) if isinstance(value, Items) else Items(value)
+    made.tags |= {"even"}
+    return made
 
 
 def generator_of(state: State, values: list[Value]) -> Value:

@@ -8,7 +8,7 @@ import re
 from halfstep.events.trace import Trace
 from halfstep.events.vocabulary import Backward, Clip, Event, Made, Ref, Step
 from halfstep.imagine.state import Draft, OutOfBudget, Reach, State
-from halfstep.imagine.values import Instance, Thing, Value, model_of
+from halfstep.imagine.values import Instance, Tensor, Thing, Value, model_of
 
 MAX_OPTIMIZERS = 24
 """A program with more is no training script."""
@@ -70,6 +70,8 @@ class _Resolver:
                 fields[name] = _plain(value)
         if draft.kind is Clip:
             fields["partial"] = self.partly(draft, serial)
+        if draft.kind is Backward:
+            fields["untrained"] = tuple(m.ref for m in draft.fields["optimizers"].models if self.untrained(m))
         return draft.kind(serial=serial, **fields)
 
     def reached(self, reach: Reach, serial: int, draft: Draft) -> tuple[Ref, ...]:
@@ -83,6 +85,28 @@ class _Resolver:
         if len(vague) > 1 and draft.kind is Backward:
             vague = self.stepping_next(serial)
         return tuple(t.ref for t in [*found, *vague])
+
+    def untrained(self, model: Thing) -> bool:
+        """Whether this layer is surely meant to be trained and is in no optimizer of the run."""
+        if not self.optimizers or not all(t.owners and t.facts.get("whole") for t in self.optimizers):
+            return False
+        family = model.family()
+        kept = any(t.facts.get(fact) for t in family for fact in ("frozen", "partly frozen", "loaded", "copy_of"))
+        if kept or not _has_own_parameters(model) or any(t.given or t.training is False or t.escaped for t in family):
+            return False
+        if any(_KEPT.search(t.name) for t in family) or _owned(model, self.optimizers):
+            return False
+        roots = {t for t in family if not t.parents}
+        beside = any(roots & owner.family() for t in self.optimizers for owner in t.owners)
+        meant = beside or any(_HEAD.search(t.name) for t in family)
+        return meant and all(self._placed_outside(t) for t in roots)
+
+    def _placed_outside(self, model: Thing) -> bool:
+        """Whether a model was made outside of other modules, so that it is no part that was not seen to be one."""
+        instances = [t.facts.get("instance") for t in self.things if t.kind == "model"]
+        spans = {(i.cls.node.lineno, i.cls.node.end_lineno or 0) for i in instances if isinstance(i, Instance)}
+        place = model.place
+        return place is not None and not any(first <= place.line <= last for first, last in spans)
 
     def stepping_next(self, serial: int) -> list[Thing]:
         """Of the optimizers of unknown parameters those that step next, before another loss is backpropagated."""
@@ -110,6 +134,27 @@ class _Resolver:
             for t in self.optimizers
             if t.owners and _touches(t, reach.models) and not all(self.covered(o, reach.models) for o in t.owners)
         )
+
+
+_WITH_PARAMETERS = re.compile(r"Linear|Conv|Embedding|LSTM|GRU|RNN|Norm|Attention|Transformer|PReLU|Bilinear")
+
+
+_KEPT = re.compile(
+    r"disc|critic|teacher|target|ref|reward|vgg|lpips|percep|pretrain|fro[sz]en|fixed|momentum|ema|judge|backbone|encoder|feature"
+    r"|base|body|trunk|stem|^d$",
+    re.I,
+)
+"""Names of models that people leave untrained on purpose, often without saying so."""
+_HEAD = re.compile(r"head|proj|predict|classif|loss|crit|^fc|decoder|metric|margin|adapter|embed", re.I)
+"""Names of modules beside the main model that are nearly always meant to be trained with it."""
+
+
+def _has_own_parameters(model: Thing) -> bool:
+    """Whether a model is a layer with parameters, or holds some itself."""
+    instance = model.facts.get("instance")
+    if isinstance(instance, Instance):
+        return any(isinstance(v, Tensor) and v.grad and v.name == "parameter" for v in instance.attrs.values())
+    return isinstance(name := model.facts.get("class"), str) and _WITH_PARAMETERS.search(name) is not None
 
 
 def _wrapped(model: Thing) -> set[Thing]:

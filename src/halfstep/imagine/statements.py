@@ -33,6 +33,9 @@ from halfstep.imagine.values import (
     tags_of,
 )
 
+LONG_LOOP, LONG_TURN = 6_000, 600
+"""Steps after which a loop with turns as long as this goes on with its last turn: it holds loops of its own."""
+
 
 class Statements(Assignments):
     """Runs statements."""
@@ -192,8 +195,12 @@ class Statements(Assignments):
                 called=_text(getattr(at, "iter", at)),
             )
         self.loops.append(Turn(loop, 0, place, items.over, items.tags))
+        before = self.budget.steps
         try:
             for index, item in enumerate(list(items)):
+                spent = before - self.budget.steps
+                if loader is None and spent > LONG_LOOP and spent > index * LONG_TURN and index < len(items) - 1:
+                    continue
                 self.turns_here = len(items)
                 self.loops[-1] = Turn(loop, index, place, items.over, items.tags)
                 if loader is not None:

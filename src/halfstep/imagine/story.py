@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 
 from halfstep.events.trace import Fact, Story, Trace
-from halfstep.events.vocabulary import Backward, RunBegin, RunEnd
+from halfstep.events.vocabulary import Backward, Made, RunBegin, RunEnd, Turn
 from halfstep.imagine.facts import facts_of
 from halfstep.imagine.interpreter import Interpreter
 from halfstep.imagine.naming import hinted, is_index
@@ -194,7 +194,12 @@ class _Teller:
         )
         if step_like and not epoch_like and any(d.kind is Backward for d in machine.drafts):
             for turn in range(1, 2 * machine.micro_batches):
+                machine.loops.append(Turn(0, turn, None, "count"))
                 machine.call(func, self._with_index(names, given, turn), {}, self.project.main.tree)
+                machine.loops.pop()
+            for draft in machine.drafts[once:]:
+                if draft.kind is not Made and not draft.fields["loops"]:
+                    draft.fields["loops"] = (Turn(0, 0, None, "count"),)
         return epoch_like or step_like
 
     def _with_index(self, names: list[str], given: list[Value], turn: int) -> list[Value]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -89,6 +90,7 @@ LIGHTNING = frozenset(
         "clip_gradients",
         "log",
         "log_dict",
+        "save_hyperparameters",
         "toggle_optimizer",
         "untoggle_optimizer",
     }
@@ -98,7 +100,8 @@ LIGHTNING = frozenset(
 def read(state: Calls, value: Value, name: str, node: ast.AST) -> Value:
     """An attribute of a library object, tensor or unknown value."""
     if isinstance(value, External):
-        return External(f"{value.path}.{name}")
+        known = getattr(math, name) if name in ("pi", "e", "inf") and value.path in ("math", "numpy", "np", "torch") else None
+        return External(f"{value.path}.{name}") if known is None else known
     if isinstance(value, Tensor):
         return _of_tensor(state, value, name, node)
     if isinstance(value, Thing):
@@ -285,6 +288,9 @@ def write(state: Calls, thing: Thing, name: str, new: Value, node: ast.AST) -> N
         state.emit(ZeroGrad, node, optimizers=Reach(frozenset(thing.owners)))
     elif name == "grad" and thing.kind == "param" and isinstance(new, Tensor) and "gradient" in new.tags:
         training.edit_gradients(state, thing.owners, new.divisors[-1] if new.divisors else None, node)
+    elif name == "requires_grad" and thing.kind == "param":
+        for owner in thing.owners:
+            owner.facts["partly frozen"] = True
     elif name == "data" and thing.kind == "param":
         optimizing.write_param(state, thing, node)
     elif name == "require_backward_grad_sync" and thing.kind == "model":

@@ -209,6 +209,11 @@ def lightning(state: Calls, instance: Value, name: str, args: Args, kwargs: Kwar
         if isinstance(value, Tensor):
             say_backward(state, value, node, by_framework=True)
         return None
+    if name == "save_hyperparameters":
+        settings = Unknown("hparams")
+        for key, value in state.scope.names.items():
+            settings.children[f".{key}"] = settings.children[f"[{key!r}]"] = value
+        instance.attrs["hparams"] = settings
     if name == "clip_gradients":
         optimizer = settled(args[0]) if args else None
         owners = set(optimizer.owners) if isinstance(optimizer, Thing) else set()

@@ -34,6 +34,7 @@ def call(state: Calls, thing: Thing, name: str, args: Args, kwargs: Kwargs, node
         return state.make("state", None, of=thing.kind, thing=thing)
     if name == "load_state_dict":
         state.emit(Load, node, target=thing)
+        thing.facts["loaded"] = True
         return None
     handler = HANDLERS.get(thing.kind, {}).get(name)
     if handler is not None:

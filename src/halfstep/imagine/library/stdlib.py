@@ -43,6 +43,11 @@ def _deepcopy(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str
     return copied
 
 
+def _field(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    """A field of a dataclass: its default, or what makes it."""
+    return Partial(kwargs["default_factory"], [], {}) if "default_factory" in kwargs else kwargs.get("default", Unknown("field"))
+
+
 def _math(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     value = settled(args[0]) if args else 0
     name = path.rsplit(".", 1)[-1]
@@ -136,6 +141,7 @@ TABLE: dict[str, Callable[..., Value]] = {
     "functools.partial": _partial,
     "copy.deepcopy": _deepcopy,
     "copy.copy": _deepcopy,
+    "dataclasses.field": _field,
     "collections.defaultdict": _defaultdict,
     "collections.OrderedDict": python.TABLE["builtins.dict"],
     "gc.collect": _collect,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from halfstep.events.vocabulary import Loss, Numeric, RandomDraw
 from halfstep.imagine.arithmetic import check_half_reduction, region_dtype, say_small_guard
+from halfstep.imagine.library.training import edit_gradients
 from halfstep.imagine.values import NO_TAGS, Tensor, Thing, Unknown, Value, derive, model_of, settled, tags_of
 
 if TYPE_CHECKING:
@@ -143,6 +144,12 @@ def _function(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str
         )
     if name == "dropout":
         state.emit(RandomDraw, node)
+    if name.startswith("_foreach_") and name.endswith("_"):
+        from halfstep.imagine.library.externals import flat
+
+        owners = {m for t in flat(args[:1]) if isinstance(t, Tensor) and "gradient" in t.tags for m in t.models}
+        if owners:
+            edit_gradients(state, owners, None, node)
     return apply(state, name, args, kwargs, node)
 
 
@@ -343,6 +350,6 @@ TABLE: dict[str, Callable[..., Value]] = {
 PATTERNS: tuple[tuple[re.Pattern[str], Callable[..., Value]], ...] = (
     (re.compile(r"^torch\.nn\.functional\.\w+$"), _function),
     (re.compile(r"^torch\.nn\.(utils\.)?[A-Z]\w*$"), _module),
-    (re.compile(r"^torch\.(linalg\.|special\.)?[a-z]\w*$"), _function),
+    (re.compile(r"^torch\.(linalg\.|special\.|_foreach_)?[a-z]\w*$"), _function),
 )
 """Handlers by pattern of the path, tried last."""

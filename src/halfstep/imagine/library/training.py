@@ -62,9 +62,9 @@ def params_of(state: Calls, value: Value, depth: int = 0) -> tuple[set[Thing], b
 
 def _optimizer(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     params = args[0] if args else kwargs.get("params")
-    owners, _, _ = params_of(state, params)
+    owners, whole, _ = params_of(state, params)
     lr = kwargs.get("lr", args[1] if len(args) > 1 else None)
-    facts: dict[str, Value] = {"lr": lr, "class": path.rsplit(".", 1)[-1]}
+    facts: dict[str, Value] = {"lr": lr, "class": path.rsplit(".", 1)[-1], "whole": whole}
     made = state.make("optimizer", node, **facts)
     made.owners = owners
     if isinstance(settled(params), Unknown) and not owners:

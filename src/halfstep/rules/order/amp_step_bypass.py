@@ -72,6 +72,11 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
                 f"`{event.optimizer.name}.step()` uses gradients multiplied by "
                 f"the loss scale; call `scaler.step({event.optimizer.name})`",
             )
+        elif account.pending and account.unscaled is not None and "data" not in event.guards:
+            yield Found(
+                event.place,
+                f"`{event.optimizer.name}.step()` does not skip overflows as `scaler.step({event.optimizer.name})` does",
+            )
         elif not account.pending and account.step is not None and account.step.scaler is not None and account.held:
             fix = FixRequest("delete", event.place) if event.place else None
             yield Found(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Clip, Ref
+from halfstep.events.vocabulary import Clip, Event, Ref
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 from halfstep.rules.listening import Account, hear, same_turn
@@ -60,9 +60,14 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             step = account.step
             if account.pending or not account.held or step is None or not same_turn(step, event):
                 continue
-            if len(step.loops) == len(event.loops) and not _clipped_before(trace, optimizer, account):
+            if _batches(step) == _batches(event) and not _clipped_before(trace, optimizer, account):
                 fix = FixRequest("move-before", event.place, other=step.place) if event.place and step.place else None
                 yield Found(event.place, f"gradients are clipped after `{optimizer.name}` has used them", fix)
+
+
+def _batches(event: Event) -> int:
+    """How deep in loops over more than parts (optimizers, callbacks) an event happened."""
+    return max((depth for depth, turn in enumerate(event.loops, 1) if turn.over != "items"), default=0)
 
 
 def _clipped_before(trace: Trace, optimizer: Ref, account: Account) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Made, ModuleReplaced, Step
+from halfstep.events.vocabulary import Backward, Made, ModuleReplaced, Step
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
@@ -13,7 +13,7 @@ CARD = Card(
     code="HS401",
     name="opt-missing-params",
     severity=Severity.ERROR,
-    what="A module is put into the model after the optimizer was built.",
+    what="A module is put into the model after the optimizer was built, or is in no optimizer at all.",
     why="Its parameters are in no optimizer: they get gradients and never move.",
     example="""\
 import torch
@@ -48,7 +48,24 @@ def train(model, loader, epochs=2):
 
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
-    """A replaced module whose parameters no optimizer gets before the optimizers step."""
+    """A replaced module whose parameters no optimizer gets before the optimizers step, or one that is in none at all."""
+    replaced = list(_replaced(trace))
+    yield from replaced
+    if not replaced and trace.exception is None:
+        yield from _left_out(trace)
+
+
+def _left_out(trace: Trace) -> Iterator[Found]:
+    for backward in trace.of(Backward):
+        step = next((s for s in trace.of(Step) if s.serial > backward.serial and s.optimizer in backward.optimizers), None)
+        made = trace.made(step.optimizer) if step is not None else None
+        if backward.untrained and made is not None:
+            names = " and ".join(dict.fromkeys(f"`{m.name or 'a layer'}`" for m in backward.untrained[:3]))
+            yield Found(made.place, f"{names} gets gradients and is in no optimizer: it is not trained")
+            return
+
+
+def _replaced(trace: Trace) -> Iterator[Found]:
     for event in trace.of(ModuleReplaced):
         later = [s for s in trace.of(Step) if s.serial > event.serial]
         stepped = {s.optimizer for s in later}

@@ -56,11 +56,14 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         way = accumulation(trace, optimizer)
         if way is None:
             continue
-        by_gradient = sum(e.kind == "divide" and e.divisor is not None and e.divisor.value == way.size for e in trace.of(Clip))
+        by_gradient = [
+            e.place for e in trace.of(Clip) if e.kind == "divide" and e.divisor is not None and e.divisor.value == way.size
+        ]
         for backward in trace.of(Backward):
             same = [
                 d for d in backward.divisors if optimizer in backward.optimizers and (d.value == way.size or "accum" in d.tags)
             ]
             if len(same) >= 2 or (same and by_gradient):
                 fix = FixRequest("undivide", same[-1].place) if same[-1].place is not None else None
-                yield Found(same[-1].place, f"the loss is divided by the window of {way.size} a second time", fix)
+                place = same[-1].place if len(same) > 1 else by_gradient[0]
+                yield Found(place, f"the loss is divided by the window of {way.size} a second time", fix)

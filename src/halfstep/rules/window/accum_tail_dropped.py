@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import EpochEnd, Event, Fetch, Place, Ref, RunEnd, Step, ZeroGrad
+from halfstep.events.vocabulary import Backward, EpochBegin, EpochEnd, Event, Fetch, Place, Ref, RunEnd, Step, ZeroGrad
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 from halfstep.rules.listening import accumulation, hear, optimizers
@@ -55,6 +55,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     if trace.exception is not None:
         return
     for optimizer in optimizers(trace):
+        yield from _never_used(trace, optimizer)
         way = accumulation(trace, optimizer)
         if way is None or not way.guarded:
             continue
@@ -73,6 +74,30 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
                         _fix(trace, ended, _guard(trace, optimizer)),
                     )
                 ended = None
+
+
+def _never_used(trace: Trace, optimizer: Ref) -> Iterator[Found]:
+    """Micro-batches fetched into a window that was never full: each time `k` are fetched and then used, but a rest never."""
+    for begun in trace.of(EpochBegin):
+        fetched, used, sizes, ended = 0, 0, set[int](), False
+        for event in trace.of(Fetch, Backward, EpochEnd):
+            if event.serial < begun.serial or (isinstance(event, (Fetch, EpochEnd)) and event.loader != begun.loader):
+                continue
+            if isinstance(event, Fetch) and ended:
+                break
+            if not isinstance(event, Fetch):
+                ended |= isinstance(event, EpochEnd)
+                used += isinstance(event, Backward) and optimizer in event.optimizers
+                continue
+            if used:
+                sizes.add(used if used == fetched else 0)
+                fetched = used = 0
+            fetched += 1
+        if not used and len(sizes) == 1 and 1 <= fetched < max(sizes):
+            yield Found(
+                begun.place, f"the last {fetched} micro-batches of an epoch fill no window: they are fetched and never used"
+            )
+            return
 
 
 def _inside(backward: Event, end: EpochEnd) -> bool:

@@ -63,7 +63,12 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     for event in trace.of(SchedulerStep):
         way = accumulation(trace, event.optimizer) if event.optimizer is not None else None
         horizon = trace.fact(event.scheduler, "horizon")
-        if way is None or not isinstance(horizon, frozenset) or "loader" not in horizon or horizon & {"/accum", "accum"}:
+        if (
+            way is None
+            or not isinstance(horizon, frozenset)
+            or "loader" not in horizon
+            or horizon & {"/accum", "accum", f"/{way.size}"}
+        ):
             continue
         moves = sum(e.scheduler == event.scheduler for e in trace.of(SchedulerStep))
         steps = sum(e.optimizer == event.optimizer for e in trace.of(Step))
