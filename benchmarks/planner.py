@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -20,9 +21,12 @@ from typing import Any
 import torch
 
 from benchmarks.estimators import others
-from benchmarks.harness import Goal, Row, main, seconds_of_process, skipped
+from benchmarks.harness import Goal, Row, main, ratio_row, seconds_of_process, skipped
+from benchmarks.loops import engine_update
+from benchmarks.models import cross_entropy, gpt
 from benchmarks.planned_update import CPU, MODELS, plans_of
 from benchmarks.published import TABLE, Published, published
+from halfstep.config.options import Precision
 from halfstep.measure.calibrating import calibrate
 from halfstep.measure.clock import processor_s
 from halfstep.measure.stats import summarize
@@ -34,9 +38,8 @@ from halfstep.plan.time import SHARES, WIDTH_OF_FULL_RATE, Shares, estimate, rat
 QUICK_MODELS, QUICK_PLANS = ("llama",), 1
 GENERATIONS = ("Ampere", "Hopper", "Blackwell")
 STEPS = {
-    "matmul": (0.6, 0.65, 0.7, 0.75, 0.8, 0.85),
-    "attention": (0.15, 0.2, 0.25, 0.3, 0.35, 0.4),
-    "eight_bits": (0.5, 0.55, 0.6, 0.65),
+    "matmul": (0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9),
+    "eight_bits": (0.5, 0.55, 0.6, 0.65, 0.7),
 }
 
 
@@ -56,6 +59,9 @@ def memory(path: Path) -> Iterable[Row]:
     many = [row for row in known if row not in one]
     yield from memory_rows("memory, one GPU", one, Goal(bound=0.04), Goal(bound=0.10))
     yield from memory_rows("memory, FSDP", many, Goal(bound=0.08), Goal(bound=0.20))
+    for tells in ("allocated", "reserved"):
+        told = [abs(memory_error(row)) for row in many if row.tells == tells]
+        yield Row(what=f"memory, FSDP, {tells}: error", against="published", figure=summarize(told, ""))
     out = [row for row in runs(path) if row.out_of_memory]
     fitting = [str(row.number) for row in out if fits(row)]
     note = f"of {len(out)} rows that ran out of memory; rows {', '.join(fitting) or 'none'}"
@@ -65,7 +71,7 @@ def memory(path: Path) -> Iterable[Row]:
 
 
 def memory_rows(what: str, rows: Sequence[Published], middle: Goal, most: Goal) -> Iterator[Row]:
-    yield from errors_rows(what, rows, lambda row: predicted_bytes(row) / (row.peak_bytes or 1) - 1, middle, most)
+    yield from errors_rows(what, rows, memory_error, middle, most)
     for name, estimator in others().items():
         errors = [abs(estimator(row.model, row.recipe) / (row.peak_bytes or 1) - 1) for row in rows]
         if errors:
@@ -84,8 +90,17 @@ def errors_rows(
     worst = sorted(errors.items(), key=lambda item: -abs(item[1]))[:5]
     note = "largest: " + ", ".join(f"row {number} {100 * value:+.0f} %" for number, value in worst)
     yield Row(what=f"{what}: error", against="published", figure=summarize(sizes, ""), goal=middle, note=note)
-    nine = sizes[min(len(sizes) - 1, -(-9 * len(sizes) // 10) - 1)]
-    yield Row(what=f"{what}: nine in ten within", against="published", figure=once(nine), goal=most, note=f"{len(sizes)} rows")
+    note = f"{len(sizes)} rows"
+    yield Row(what=f"{what}: nine in ten within", against="published", figure=once(ninth(sizes)), goal=most, note=note)
+
+
+def ninth(sizes: Sequence[float]) -> float:
+    """What nine in ten are within."""
+    return sorted(sizes)[-(-9 * len(sizes) // 10) - 1]
+
+
+def memory_error(row: Published) -> float:
+    return predicted_bytes(row) / (row.peak_bytes or 1) - 1
 
 
 def predicted_bytes(row: Published) -> float:
@@ -138,9 +153,10 @@ def without_one_source(rows: Sequence[Published]) -> Iterator[Row]:
         errors += left_out
         notes.append(f"{source} {median(left_out):.2f} ({len(left_out)} rows)")
     note = ", ".join(notes)
-    yield Row(what="tokens/s: error, its source left out", against="published", figure=summarize(errors, ""), note=note)
-    nine = sorted(errors)[-(-9 * len(errors) // 10) - 1]
-    yield Row(what="tokens/s: nine in ten within, its source left out", against="published", figure=once(nine))
+    middle, most = Goal(bound=0.12), Goal(bound=0.25)
+    what = "tokens/s, its source left out"
+    yield Row(what=f"{what}: error", against="published", figure=summarize(errors, ""), goal=middle, note=note)
+    yield Row(what=f"{what}: nine in ten within", against="published", figure=once(ninth(errors)), goal=most)
 
 
 def set_on(rows: Sequence[Published]) -> dict[str, Shares]:
@@ -157,7 +173,7 @@ def set_on(rows: Sequence[Published]) -> dict[str, Shares]:
 
 def cost(rows: Sequence[Published], generation: str, shares: Shares) -> float:
     sizes = sorted(abs(rate_error(row, {generation: shares})) for row in rows)
-    return median(sizes) + sizes[-(-9 * len(sizes) // 10) - 1] / 2
+    return median(sizes) + ninth(sizes) / 2
 
 
 def seconds(quick: bool) -> Iterable[Row]:
@@ -171,16 +187,41 @@ def seconds(quick: bool) -> Iterable[Row]:
         yield Row(what="plan llama-7b --trace", against="its goal", figure=summarize(traced, "s"), goal=traced_goal)
 
 
+def accumulation(quick: bool) -> Iterable[Row]:
+    """Tokens a second of four micro-batches an update, against one: the guide's table has it lower."""
+    torch.set_num_threads(1)
+    model, window = gpt(CPU, micro_batch=1)
+    four = engine_update(model, window, cross_entropy)
+    one = engine_update(gpt(CPU)[0], window[:1], cross_entropy)
+
+    def four_times_one() -> None:
+        for _ in window:
+            one()
+
+    seconds: dict[str, list[float]] = {"four": [], "one": []}
+    order = [("four", four), ("one", four_times_one)]
+    for number in range(4 if quick else 16):
+        for name, work in order[:: (-1) ** number]:
+            taken = processor_s(work, CPU)
+            if number:  # the first makes the optimizer's states
+                seconds[name].append(taken)
+    what, against = "tokens/s: accumulation 4", "accumulation 1, same micro-batch"
+    yield ratio_row(what, against, seconds["one"], seconds["four"], goal=Goal(bound=0.99, at_most=False))
+
+
 def machine(quick: bool) -> Iterable[Row]:
     """Traced memory and calibrated time of ten small models with three plans each, on the CPU."""
     names, plans = (QUICK_MODELS, QUICK_PLANS) if quick else (tuple(MODELS), 3)
     torch.set_num_threads(1)
-    calibration = calibrate(CPU, elapsed=processor_s, budget_s=0.5)
+    precisions = (Precision.FP32,) if quick else (Precision.FP32, Precision.BF16)
+    calibration = calibrate(CPU, precisions, elapsed=processor_s, budget_s=0.1 if quick else 0.5)
     counted: dict[str, float] = {}
     timed: dict[str, float] = {}
-    for told in updates("memory", plans, names):
+    with ThreadPoolExecutor(max_workers=2 if quick else 1) as side_by_side:
+        ran = list(side_by_side.map(lambda way: updates(way, plans, names), ("memory", "time")))
+    for told in ran[0]:
         counted[f"{told['model']}, {told['plan']}"] = told["traced_bytes"] / told["measured_bytes"] - 1
-    for told in updates("time", plans, names):
+    for told in ran[1]:
         name, recipe = told["model"], plans_of(told["model"])[told["plan"]]
         rates = calibration.rates(recipe)
         assert rates is not None
@@ -198,11 +239,12 @@ def updates(way: str, plans: int, names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def machine_rows(what: str, errors: Mapping[str, float], bound: float) -> Iterator[Row]:
+    """The largest error is what must keep the bound: the median is told beside it."""
     sizes = sorted(map(abs, errors.values()))
     note = ", ".join(f"{name} {100 * error:+.1f} %" for name, error in errors.items())
-    yield Row(what=f"{what}: error", against="measured here", figure=summarize(sizes, ""), goal=Goal(bound=bound), note=note)
-    within = sum(size <= bound for size in sizes) / len(sizes)
-    yield Row(what=f"{what}: share within {bound:.2f}", against="measured here", figure=once(within))
+    yield Row(what=f"{what}: error", against="measured here", figure=summarize(sizes, ""), note=note)
+    largest = f"{what}: largest error of {len(sizes)}"
+    yield Row(what=largest, against="measured here", figure=once(max(sizes)), goal=Goal(bound=bound))
 
 
 def once(value: float) -> Any:
@@ -214,6 +256,7 @@ def benchmarks(path: Path) -> dict[str, Callable[[bool], Iterable[Row]]]:
         "memory": lambda quick: memory(path),
         "rate": lambda quick: rate(path),
         "seconds": seconds,
+        "accumulation": accumulation,
         "machine": machine,
     }
 

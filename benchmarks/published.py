@@ -50,7 +50,9 @@ OTHER_DEVICES = {
     "H100SXM96GBHBM2e500W": ("H100-SXM-80GB", 96, 500 / 700),
     "H100SXM96GB": ("H100-SXM-80GB", 96, 500 / 700),
 }
-"""Devices that are not sold so: the nearest that is, their GiB, and the share of its power and bandwidth that they have."""
+"""Devices that are not sold so: the nearest that is, their GiB, and the share of its power that they have. Power goes with the
+third power of the clock, and HBM2e has as much less bandwidth.
+"""
 CONTEXT_OF_CUDA_11 = 1.34e9
 """All kernels were loaded at once then: what transformers' page on one GPU says of its own memory."""
 UNMODELLED = ("pp", "cp2", "cp4", "cp8", "sp4", "offload", "vpp")
@@ -214,7 +216,7 @@ def _recipe(row: dict[str, str]) -> Recipe:
         adapter=adapter,
         trainable=int(trainable[1]) if trainable else 20_000_000 if adapter else None,
         attention=Attention.EAGER if row["attention"] == "eager" else Attention.SDPA,
-        native_attention=row["attention"] == "te",
+        flash=1 if "llm-foundry" in source else 3 if row["attention"] == "te" else 2,
         gradients_stay="huggingface" in source,
         compiled=_compiled(notes, source, row["attention"]) or "compile" in techniques,
         loss=_loss(row, techniques),
@@ -305,6 +307,6 @@ def _device(text: str) -> Accelerator:
             name=text,
             memory_bytes=size * GIB,
             bandwidth=near.bandwidth * share,
-            tflops={kind: rate * share for kind, rate in near.tflops.items()},
+            tflops={kind: rate * share ** (1 / 3) for kind, rate in near.tflops.items()},
         )
     return accelerator(re.sub(r"\(.*\)|-?\d+GiB", "", text))

@@ -123,7 +123,7 @@ class Recipe:
         trainable: parameters that are trained: those of an adapter, or what is left where some are frozen; `None` for all.
         adapter_dropout: whether the adapter drops inputs, and so keeps a copy of its own.
         attention: how attention is computed.
-        native_attention: whether its kernel was made for the device's generation (cuDNN, Transformer Engine).
+        flash: its kernel: FlashAttention 1, 2 (torch's own), or 3 for one made for the device (cuDNN, FlashAttention 3).
         adapts_all: whether all products of a block have an adapter; otherwise query and value have one.
         compiled: whether a compiler fuses what lies between matrix products.
         loss: how logits become a loss.
@@ -158,7 +158,7 @@ class Recipe:
     trainable: int | None = None
     adapter_dropout: bool = True
     attention: Attention = Attention.SDPA
-    native_attention: bool = False
+    flash: int = 2
     adapts_all: bool = False
     compiled: bool = False
     loss: Loss = Loss.WHOLE

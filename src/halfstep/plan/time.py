@@ -23,26 +23,34 @@ class Shares:
 
     Attributes:
         matmul: of the best rate of large matrix products, by those of a model: clocks fall under load, and shapes differ.
-        attention: of the peak, by FlashAttention 2, forward and backward together (Dao 2023).
-        fused_attention: of the peak, by kernels made for the generation (cuDNN, Transformer Engine, FlashAttention 3).
         eight_bits: as `matmul`, for FP8, whose scaling takes passes of its own.
     """
 
     matmul: float = 0.75
-    attention: float = 0.35
-    fused_attention: float = 0.45
     eight_bits: float = 0.6
 
 
 SHARES: Mapping[str, Shares] = {
-    "Ampere": Shares(matmul=0.82, attention=0.35),
-    "Hopper": Shares(matmul=0.72, attention=0.20),
-    "Blackwell": Shares(matmul=0.65, attention=0.25),
+    "Ampere": Shares(matmul=0.82),
+    "Hopper": Shares(matmul=0.72),
+    "Blackwell": Shares(matmul=0.65),
 }
 """By generation, from published runs of six teams; without any one team the others give shares that differ by 0.04 at most, and
 predict its runs with a median error of 11 % (`python -m benchmarks.planner`). A generation that is absent has the shares of
 `Shares()`, and a wide range.
 """
+ATTENTION: Mapping[str, tuple[float, float, float]] = {
+    "Ampere": (0.33, 0.6, 0.6),
+    "Hopper": (0.17, 0.34, 0.5),
+    "Blackwell": (0.1, 0.2, 0.4),
+}
+"""Share of the peak that FlashAttention 1, 2, and a kernel made for the generation reach, forward and backward together.
+
+Dao (2023): FlashAttention 1 reaches 25 to 40 % of an A100, 2 reaches 50 to 73 %, and 335 TFLOP/s of an H100; neither uses the
+instructions of Hopper, so that 1 gains there what multiprocessors and clocks gain: 1.5 times an A100. Blackwell: as much more
+again. Shah et al. (2024): FlashAttention 3 and cuDNN reach 550 to 650 TFLOP/s of an H100 forward, and less backward.
+"""
+ATTENTION_ELSEWHERE = (0.25, 0.4, 0.4)
 BANDWIDTH = 0.8
 """Share of the memory's bandwidth that elementwise work reaches."""
 LINK = 0.75
@@ -149,7 +157,7 @@ def rates_of(device: Accelerator, recipe: Recipe, shares: Shares | None = None) 
         matmul = max(matmul, peaks.get("fp8", 0.0) * device.matmul_share * shares.eight_bits)
     return Rates(
         matmul=matmul * 1e12,
-        attention=low * (shares.fused_attention if recipe.native_attention else shares.attention) * 1e12,
+        attention=low * ATTENTION.get(device.generation, ATTENTION_ELSEWHERE)[recipe.flash - 1] * 1e12,
         bandwidth=device.bandwidth * BANDWIDTH,
         link=device.link * LINK,
         spread=SPREAD if device.generation in SHARES else WIDE_SPREAD,
