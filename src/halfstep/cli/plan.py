@@ -59,7 +59,7 @@ def _configure_ways(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--optimizer", metavar="NAME", help="adamw, adamw-8bit, adafactor, lion, sgd or sgd-momentum")
     parser.add_argument("--lora", type=int, metavar="RANK", help="train adapters of this rank on every product of a block")
     parser.add_argument("--weights", metavar="NAME", help="frozen weights: nf4, nf4-dq or nf4-torchao")
-    parser.add_argument("--attention", metavar="NAME", help="sdpa or eager")
+    parser.add_argument("--attention", metavar="NAME", help="sdpa, eager or matmul")
     parser.add_argument("--loss", metavar="NAME", help="whole, parts or chunked: how logits become a loss")
     parser.add_argument("--compile", action="store_true", help="the model is compiled")
 

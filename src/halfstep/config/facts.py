@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from halfstep.config.choice import Choice
-from halfstep.config.options import Precision, TooLong
+from halfstep.config.options import Attention, Precision, TooLong
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class ModelFacts:
         layers: the number of blocks; `None` where it is not known.
         vocabulary: the number of tokens that it knows; `None` where it knows none.
         context: the most tokens it can look at; `None` where it has no limit.
-        has_sdpa: whether its attention can be `scaled_dot_product_attention`.
+        attentions: the ways in which its attention can be computed; none where nobody asks.
     """
 
     parameters: int
@@ -49,7 +49,7 @@ class ModelFacts:
     layers: int | None
     vocabulary: int | None
     context: int | None
-    has_sdpa: bool
+    attentions: tuple[Attention, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

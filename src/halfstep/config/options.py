@@ -128,6 +128,8 @@ class Attention(str, Enum):
     """`scaled_dot_product_attention`, which picks a fused kernel."""
     EAGER = "eager"
     """Plain matmuls and a softmax, all of the scores kept until backward."""
+    MATMUL = "matmul"
+    """The same in fewer passes over the scores: for short sequences in BF16 on a CPU."""
 
     def __str__(self) -> str:
         return self.value

@@ -25,7 +25,7 @@ from halfstep.errors import ConfigError
 DEFAULT_UPDATES = 450
 DEFAULT_SEQUENCE = 128
 BYTES_SEQUENCE = 256
-LONGEST_EAGER_SEQUENCE = 256
+LONGEST_MATMUL_SEQUENCE = 512
 LONGEST_AUTOMATIC_SEQUENCE = 1024
 HELD_OUT_BYTES = 65_536
 EVALUATIONS = 5
@@ -148,8 +148,9 @@ def _model(written: Written, inputs: Inputs, facts: Facts, sequence_length: int 
     attention: Attention | None = None
     if inputs.factory is None:
         attention = decisions.take("model.attention", asked.attention, lambda: _attention(written, facts, sequence_length))
-    if attention is Attention.SDPA and not facts.model.has_sdpa:
-        raise ConfigError('`model.attention = "sdpa"` is not offered by this architecture. Use "eager".')
+    if attention not in (None, *facts.model.attentions):
+        others = " or ".join(f'"{each}"' for each in facts.model.attentions)
+        raise ConfigError(f'`model.attention = "{attention}"` is not offered by this architecture. Use {others}.')
     return ModelRun(
         path=inputs.path,
         architecture=inputs.architecture,
@@ -173,13 +174,15 @@ def _model(written: Written, inputs: Inputs, facts: Facts, sequence_length: int 
 
 
 def _attention(written: Written, facts: Facts, sequence_length: int | None) -> Choice[Attention]:
-    if not facts.model.has_sdpa:
+    if Attention.SDPA not in facts.model.attentions:
         return Choice(value=Attention.EAGER, reason="the architecture offers no other")
-    if facts.machine.device == "cpu" and written.precision is Precision.FP32:
+    precision = facts.precision.value if is_auto(written.precision) and facts.precision else written.precision
+    if facts.machine.device == "cpu" and precision is Precision.FP32:
         return Choice(value=Attention.SDPA, reason="in FP32 the fused kernel takes less than plain matmuls, on a CPU too")
-    if facts.machine.device == "cpu" and (sequence_length or 0) <= LONGEST_EAGER_SEQUENCE:
-        reason = f"on a CPU plain matmuls in BF16 are faster than the fused kernel up to {LONGEST_EAGER_SEQUENCE} tokens"
-        return Choice(value=Attention.EAGER, reason=reason)
+    short = (sequence_length or 0) <= LONGEST_MATMUL_SEQUENCE and Attention.MATMUL in facts.model.attentions
+    if facts.machine.device == "cpu" and precision is not Precision.FP16 and short:
+        reason = f"on a CPU matmuls in BF16 take half the fused kernel's time up to {LONGEST_MATMUL_SEQUENCE} tokens"
+        return Choice(value=Attention.MATMUL, reason=reason)
     return Choice(value=Attention.SDPA, reason="fused, without the scores in memory")
 
 

@@ -103,7 +103,7 @@ class ModelSection(Section):
     )
     loss: Reference | None = _key(CALLABLE)
     frozen: Names | None = _key(NAMES)
-    attention: Annotated[Attention, Word] | Auto | None = _key('"auto", "sdpa" or "eager"')
+    attention: Annotated[Attention, Word] | Auto | None = _key('"auto", "sdpa", "eager" or "matmul"')
     checkpoint_activations: bool | Auto | None = _key(YES_OR_NO)
     compile: bool | Auto | None = _key(YES_OR_NO)
     loss_chunk: CountOrNone | Auto | None = _key('a whole number of tokens above 0, 0 for all at once, or "auto"')

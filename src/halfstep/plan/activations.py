@@ -109,7 +109,8 @@ def _attention(model: Transformer, recipe: Recipe) -> float:
     if recipe.attention is Attention.SDPA:
         return kernel
     dropped = 1 + (low if low == 4 else 0) if model.traits.dropouts else 0
-    return kernel + model.heads * recipe.sequence * (4 + (low if low < 4 else 0) + dropped)
+    weights = low if recipe.attention is Attention.MATMUL else 4 + (low if low < 4 else 0)
+    return kernel + model.heads * recipe.sequence * (weights + dropped)
 
 
 def _mlp(model: Transformer, recipe: Recipe) -> float:

@@ -25,6 +25,7 @@ from halfstep.errors import ConfigError, HalfstepError, ModelError
 from halfstep.precision.select import select_precision
 from halfstep.precision.untouched import untouched
 from halfstep.train.adapters import freeze, trained, with_adapters
+from halfstep.train.attention import name_of
 from halfstep.train.averaging import averaged
 from halfstep.train.compiling import compile_blocks
 from halfstep.train.courses import warmup_stable_decay
@@ -77,6 +78,12 @@ def _whole_model(opened: Opened, run: Run, choices: dict[str, Choice[Any]]) -> t
     loaded = load_model(inputs.path, opened.model_config, family_of(inputs), run.model.attention.value)
     choices["model.weights"] = loaded.choice(inputs.path)
     return loaded.model, loaded.fresh
+
+
+def use_attention(model: nn.Module, run: Run) -> None:
+    """Give a built model the run's attention, where it was built with another, before its precision was known."""
+    if run.model.attention is not None and name_of(run.model.attention) != model.config._attn_implementation:
+        model.set_attn_implementation(name_of(run.model.attention))
 
 
 def shape_of(run: Run) -> Shape:

@@ -40,6 +40,7 @@ from halfstep.train.build import (
     try_loss,
     try_own,
     try_packing,
+    use_attention,
 )
 from halfstep.train.determinism import repeatable, seed_ranks_apart
 from halfstep.train.early_stop import EarlyStop
@@ -132,6 +133,7 @@ def prepare(written: Written, *, started: datetime, resume: Resume | None = None
     if is_auto(written.precision) and facts.precision is None:
         measured = measure_precision(model, opened.train, resolved.run, group, device)
         resolved = resolve(written, opened.inputs, replace(facts, precision=measured))
+        use_attention(model, resolved.run)
     return Prepared(
         resolved=resolved.with_choices(
             {

@@ -19,8 +19,9 @@ from torch import nn
 
 from halfstep.config.choice import Choice
 from halfstep.config.facts import ModelFacts
-from halfstep.config.options import Task
+from halfstep.config.options import Attention, Task
 from halfstep.errors import ModelError
+from halfstep.train.attention import name_of
 from halfstep.train.weights import drawn, fill, give_memory
 
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
@@ -168,7 +169,7 @@ def shell(config: Any, attention: str = "eager", task: Task = Task.CAUSAL_LM) ->
     """
     try:
         with torch.device("meta"):
-            model: nn.Module = _auto(task).from_config(config, dtype=torch.float32, attn_implementation=attention)
+            model: nn.Module = _auto(task).from_config(config, dtype=torch.float32, attn_implementation=name_of(attention))
     except Exception as error:  # whatever its modules raise for numbers that do not fit together
         raise ModelError(f"`model.config`: no {config.model_type} can be built from it: {root_cause(error)}") from error
     return model
@@ -210,7 +211,7 @@ def load_model(folder: str, config: Any, task: Task, attention: str) -> Loaded:
                 folder,
                 config=config,
                 dtype=torch.float32,
-                attn_implementation=attention,
+                attn_implementation=name_of(attention),
                 local_files_only=True,
                 output_loading_info=True,
                 ignore_mismatched_sizes=task.has_classes,
@@ -238,8 +239,13 @@ def model_facts(config: Any, task: Task) -> ModelFacts:
         layers=layers,
         vocabulary=getattr(text, "vocab_size", None),
         context=getattr(text, "max_position_embeddings", None),
-        has_sdpa=bool(getattr(model, "_supports_sdpa", False)),
+        attentions=_attentions(model),
     )
+
+
+def _attentions(model: nn.Module) -> tuple[Attention, ...]:
+    sdpa, others = (bool(getattr(model, f"_supports_{name}", False)) for name in ("sdpa", "attention_backend"))
+    return (Attention.EAGER, *[Attention.SDPA] * sdpa, *[Attention.MATMUL] * (sdpa and others))
 
 
 def load_tokenizer(folder: str) -> Any:

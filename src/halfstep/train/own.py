@@ -35,7 +35,7 @@ def own_model(reference: str, arguments: Mapping[str, Any]) -> nn.Module:
 def facts_of_own(model: nn.Module) -> ModelFacts:
     """What is known of a model of the user's own."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return ModelFacts(parameters=parameters, hidden=None, layers=None, vocabulary=None, context=None, has_sdpa=False)
+    return ModelFacts(parameters=parameters, hidden=None, layers=None, vocabulary=None, context=None)
 
 
 def own_loss(reference: str) -> LossFunction:

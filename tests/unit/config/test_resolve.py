@@ -23,7 +23,7 @@ from halfstep.errors import ConfigError
 TOKENIZERS = Tokenizers(exists=lambda folder: folder == "with-tokenizer", size=lambda folder: 1000)
 FACTS = Facts(
     machine=MachineFacts(device="cpu", device_name="a CPU", cores=2, memory_bytes=8 * 10**9, world_size=1),
-    model=ModelFacts(parameters=10**6, hidden=256, layers=4, vocabulary=256, context=2048, has_sdpa=True),
+    model=ModelFacts(parameters=10**6, hidden=256, layers=4, vocabulary=256, context=2048, attentions=tuple(Attention)),
     data=DataFacts(
         text_bytes=8_000_000,
         train_tokens=7_900_000,
@@ -160,18 +160,28 @@ def test_a_model_that_is_built_gets_the_vocabulary_of_its_tokenizer() -> None:
     assert given.run.model.config == {"vocab_size": 300}
 
 
-def test_a_cpu_gets_plain_attention_for_short_sequences_only() -> None:
-    assert resolved("data.sequence_length=128").run.model.attention is Attention.EAGER
+def test_a_cpu_gets_attention_by_matmuls_for_short_sequences_only() -> None:
+    assert resolved("data.sequence_length=128").run.model.attention is Attention.MATMUL
     assert resolved("data.sequence_length=1024").run.model.attention is Attention.SDPA
     assert resolved("data.sequence_length=128", facts=on(device="cuda")).run.model.attention is Attention.SDPA
 
 
 def test_a_cpu_gets_the_fused_attention_in_fp32_of_any_length() -> None:
     assert resolved("data.sequence_length=128", "precision=fp32").run.model.attention is Attention.SDPA
+    measured = replace(FACTS, precision=Choice(value=Precision.FP32, reason="measured"))
+    assert resolved("data.sequence_length=128", facts=measured).run.model.attention is Attention.SDPA
+
+
+def test_an_attention_that_the_architecture_has_not_is_refused_with_those_that_it_has() -> None:
+    plain = replace(FACTS, model=replace(FACTS.model, attentions=(Attention.EAGER,)))
+    assert resolved(facts=plain).run.model.attention is Attention.EAGER
+    with pytest.raises(ConfigError) as error:
+        resolved("model.attention=matmul", facts=plain)
+    assert str(error.value) == '`model.attention = "matmul"` is not offered by this architecture. Use "eager".'
 
 
 def test_a_large_model_gets_a_small_micro_batch_on_an_accelerator() -> None:
-    large = ModelFacts(parameters=7 * 10**9, hidden=4096, layers=32, vocabulary=32_000, context=4096, has_sdpa=True)
+    large = ModelFacts(parameters=7 * 10**9, hidden=4096, layers=32, vocabulary=32_000, context=4096, attentions=tuple(Attention))
     facts = replace(on(device="cuda", memory_bytes=141 * 10**9), model=large)
     settings = ("batch.global=64", "data.sequence_length=2048")
     assert resolved(*settings, facts=facts).run.batch.micro < resolved(*settings, facts=on(device="cuda")).run.batch.micro

@@ -27,7 +27,7 @@ def resolved() -> Resolved:
     written = load(None, ["precision=fp32"])
     facts = Facts(
         machine=MachineFacts(device="cpu", device_name="a CPU", cores=1, memory_bytes=None, world_size=1),
-        model=ModelFacts(parameters=1, hidden=1, layers=1, vocabulary=256, context=None, has_sdpa=True),
+        model=ModelFacts(parameters=1, hidden=1, layers=1, vocabulary=256, context=None),
         data=DataFacts(
             text_bytes=10**6,
             train_tokens=10**6,

@@ -62,7 +62,7 @@ def loss_and_gradients(model: nn.Module, batches: list[dict[str, Tensor]]) -> tu
     return total.detach(), torch.stack([part[1] for part in parts]).sum(), gradients
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager", "matmul"])
 @pytest.mark.parametrize("name", list(ARCHITECTURES))
 def test_loss_and_gradients_of_packed_padded_and_single_documents_are_equal(name: str, attention: str) -> None:
     model, documents = model_of(name, attention), some_documents()
@@ -75,7 +75,7 @@ def test_loss_and_gradients_of_packed_padded_and_single_documents_are_equal(name
     torch.testing.assert_close(filled, alone, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager", "matmul"])
 @pytest.mark.parametrize("name", list(ARCHITECTURES))
 def test_models_that_keep_documents_apart_are_recognised(name: str, attention: str) -> None:
     assert mixes_documents(model_of(name, attention), 50) is None
