@@ -30,7 +30,7 @@ def rows(number: int) -> Rows:
     """So many prompts with their completions."""
     found: Rows = []
     for text in read_stdlib():
-        found += _documented(text.content)
+        found += _documented(text.content[:].tobytes())
         if len(found) >= number:
             return found[:number]
     raise ValueError(f"Python's standard library has only {len(found)} documented functions")
@@ -45,7 +45,7 @@ def _documented(source: bytes) -> Iterator[dict[str, str]]:
 
 def write_text(folder: Path, sequences: int, length: int) -> None:
     """Write `text.txt`, one stream of so many sequences where a byte is a token."""
-    text = b"".join(text.content for text in read_stdlib())
+    text = b"".join(text.content[:].tobytes() for text in read_stdlib())
     (folder / "text.txt").write_bytes(text[: sequences * (length - 1) + 1])
 
 

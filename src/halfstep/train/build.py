@@ -80,7 +80,7 @@ def _whole_model(opened: Opened, run: Run, choices: dict[str, Choice[Any]]) -> t
     return loaded.model, loaded.fresh
 
 
-def use_attention(model: nn.Module, run: Run) -> None:
+def use_attention(model: Any, run: Run) -> None:
     """Give a built model the run's attention, where it was built with another, before its precision was known."""
     if run.model.attention is not None and name_of(run.model.attention) != model.config._attn_implementation:
         model.set_attn_implementation(name_of(run.model.attention))

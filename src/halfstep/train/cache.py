@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+import numpy.typing as npt
 from filelock import FileLock
 
 from halfstep.errors import DataError
@@ -34,11 +35,11 @@ FILES: Mapping[str, str] = {"tokens": "<u4", "counted": "?", "lengths": "<i8", "
 READ_BYTES = 2**20
 
 
-def key_of(paths: Sequence[Path], tokenizer: Any, settings: Mapping[str, Any]) -> str:
+def key_of(contents: Iterable[Path | npt.NDArray[np.uint8]], tokenizer: Any, settings: Mapping[str, Any]) -> str:
     """The digest of everything that the documents depend on.
 
     Args:
-        paths: files, or folders of which every file counts.
+        contents: files, folders of which every file counts, or bytes.
         tokenizer: of transformers; `None` where tokens are bytes.
         settings: whatever else decides what is made, as values that JSON can hold.
 
@@ -46,9 +47,12 @@ def key_of(paths: Sequence[Path], tokenizer: Any, settings: Mapping[str, Any]) -
         DataError: a file cannot be read.
     """
     digest = hashlib.sha256(f"halfstep documents {VERSION}".encode())
-    for path in paths:
-        for file in sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]:
-            digest.update(_digest_of(file))
+    for content in contents:
+        if isinstance(content, Path):
+            files = sorted(each for each in content.rglob("*") if each.is_file()) if content.is_dir() else [content]
+            digest.update(b"".join(map(_digest_of, files)))
+        else:
+            digest.update(hashlib.sha256(np.ascontiguousarray(content).data).digest())
         digest.update(b"next")
     digest.update(fingerprint(tokenizer).encode())
     digest.update(json.dumps(settings, sort_keys=True).encode())

@@ -16,19 +16,21 @@ from halfstep.config.options import DataFormat, Task
 from halfstep.config.resolve import held_out_share
 from halfstep.config.schema import Written
 from halfstep.errors import DataError
+from halfstep.train.cache import kept_documents, key_of
 from halfstep.train.classes import check_label, classes_of_model, decide_classes
 from halfstep.train.corpus import (
+    PIECE_BYTES,
     Split,
     Text,
     byte_tokens,
     read_files,
     read_stdlib,
+    samples_of,
     split,
     split_off,
-    tokens_of,
     unigram_entropy,
 )
-from halfstep.train.documents import Documents, Ints, documents_of
+from halfstep.train.documents import Documents, Ints
 from halfstep.train.framed import Frame, frame_of, with_classes
 from halfstep.train.order import shuffled
 from halfstep.train.own import own_data
@@ -162,7 +164,7 @@ def _open_stream(inputs: Inputs, written: Written, tokenizer: Any | None, frame:
 
 
 def _content(texts: tuple[Text, ...], tokenizer: Any | None, frame: Frame | None) -> Content:
-    """The texts as one stream, or, between special tokens, as a document each."""
+    """The texts as one stream, or, between special tokens, as documents."""
     if tokenizer is None:
         return byte_tokens(texts)
 
@@ -170,9 +172,10 @@ def _content(texts: tuple[Text, ...], tokenizer: Any | None, frame: Frame | None
         ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
-    if frame is None:
-        return tokens_of(texts, encode, tokenizer.eos_token_id)
-    return documents_of([tokens for text in texts if (tokens := tokens_of([text], encode, None).tolist())])
+    end = tokenizer.eos_token_id if frame is None else None
+    key = key_of([text.content[:] for text in texts], tokenizer, {"end": end, "piece": PIECE_BYTES})
+    documents, _ = kept_documents(key, lambda: samples_of(texts, encode, end))
+    return documents.tokens if frame is None else documents
 
 
 def _open_rows(inputs: Inputs, written: Written, tokenizer: Any | None, frame: Frame | None, config: Any | None) -> OpenedData:

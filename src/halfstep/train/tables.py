@@ -1,4 +1,4 @@
-"""Rows from JSON Lines, CSV, Parquet, text and folders of `datasets`, one at a time, each knowing where it stands.
+"""Rows from JSON Lines, CSV, Parquet and folders of `datasets`, one at a time, each knowing where it stands.
 
 No reader holds more than a part of its file, so that files may be larger than memory.
 """
@@ -120,20 +120,11 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def _decoded(content: bytes, where: str, encoding: str = "utf-8-sig") -> str:
+def _decoded(content: bytes, where: str, encoding: str) -> str:
     try:
         return content.decode(encoding)
     except UnicodeDecodeError as error:
         raise DataError(f"{where} is not UTF-8: byte {error.start:,} does not belong there. Convert the file.") from None
-
-
-def _text(path: Path) -> Iterator[Row]:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}.") from None
-    if content:
-        yield Row(where=str(path), values={"text": _decoded(content, str(path))})
 
 
 def _parquet(path: Path) -> Iterator[Row]:
@@ -196,7 +187,6 @@ READERS: Mapping[DataFormat, Callable[[Path], Iterator[Row]]] = {
     DataFormat.JSON_LINES: _json_lines,
     DataFormat.CSV: _csv,
     DataFormat.PARQUET: _parquet,
-    DataFormat.TEXT: _text,
     DataFormat.DATASET: _dataset,
 }
 """How each format is read."""
