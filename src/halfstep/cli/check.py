@@ -236,4 +236,4 @@ def _print_text(report: _Report) -> None:
     fixable = sum(f.fix is not None for f in report.findings)
     print(summary(len(report.findings), report.files, fixable))
     if report.changed:
-        print(f"Fixed {len(report.changed)} files.", file=sys.stderr)
+        print(f"Fixed {len(report.changed)} file{'s' * (len(report.changed) != 1)}.", file=sys.stderr)
