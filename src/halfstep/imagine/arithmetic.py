@@ -208,6 +208,8 @@ def _divisor(state: State, tensor: Tensor, left: Value, op: ast.operator, other:
         if isinstance(other, Unknown) and _is_count(other):
             other.tags |= {"divisor"}
         return Divisor(number, tags, place)
+    if isinstance(op, ast.Mult) and isinstance(other, (int, float)) and other > 1 and "scale" in ast.unparse(node):
+        return Divisor(1 / other, tags, place)
     if isinstance(op, ast.Mult) and isinstance(other, (Ratio, float)) and 0 < other < 1 and "accum" in tags:
         return Divisor(1 / other, tags, place)
     if isinstance(op, ast.Mult) and isinstance(other, float) and 0 < other < 1 and abs(1 / other - round(1 / other)) < 1e-6:

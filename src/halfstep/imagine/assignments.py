@@ -143,7 +143,16 @@ class Assignments(State):
         """An attribute of a library object that means something is set."""
         raise NotImplementedError
 
+    def take_in(self, container: Value, key: str, new: Value, node: ast.AST) -> None:
+        """A module is put into a list or dict that a model holds."""
+        owner = self.memo.get(("held", id(container)))
+        if isinstance(owner, Thing):
+            self._note_replaced(owner, key, new, node, known=False)
+            self._adopt(owner, new)
+
     def _adopt(self, owner: Thing | None, new: Value) -> None:
+        if owner is not None and isinstance(new, (list, dict)):
+            self.memo[("held", id(new))], self.memo[("alive", id(new))] = owner, new
         children = list(new.values()) if isinstance(new, dict) else new if isinstance(new, list) else [new]
         for child in children[:50]:
             model = model_of(child)
@@ -158,7 +167,9 @@ class Assignments(State):
             return
         holders = [t for t in self.things if t.kind == "optimizer" and t.owners & owner.family()]
         if holders and not any(t.owners & module.family() for t in holders):
-            self.emit(ModuleReplaced, node, model=owner, module=module, optimizers=tuple(holders))
+            classes = [i.cls for t in owner.family() if isinstance(i := t.facts.get("instance"), Instance)]
+            place = self.outside(classes, node)
+            self.emit(ModuleReplaced, node, place=place, model=owner, module=module, optimizers=tuple(holders))
 
     def setitem(self, value: Value, key: Value, new: Value, node: ast.AST) -> None:
         """Set an item of a value."""
@@ -168,6 +179,7 @@ class Assignments(State):
                 if key in value and "copied weights" in tags_of(value[key]):
                     self.say_averaged(node)
                 value[key] = hinted(key, new) if isinstance(key, str) else new
+            self.take_in(value, str(key), new, node)
         elif isinstance(value, list) and isinstance(key, int) and -len(value) <= key < len(value):
             value[key] = new
         elif isinstance(value, Unknown) and isinstance(key, str):

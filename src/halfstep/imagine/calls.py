@@ -9,7 +9,7 @@ from collections.abc import Callable
 from halfstep.events.vocabulary import AutocastEnter, AutocastExit, NoSyncEnter, NoSyncExit
 from halfstep.imagine.forwards import Forwards
 from halfstep.imagine.library import attributes, externals, methods
-from halfstep.imagine.naming import hinted
+from halfstep.imagine.naming import as_flag, hinted
 from halfstep.imagine.state import MAX_DEPTH, BreakLoop, ReturnValue
 from halfstep.imagine.values import (
     NO_TAGS,
@@ -94,6 +94,7 @@ class Calls(Forwards):
         saved = self.scope, self.module
         self.stack.append(self.place(node))
         self.calls.append(func.name)
+        self.entries.append(len(self.loops))
         self.yields.append(None)
         self.scope, self.module = scope, func.module
         result: Value = None
@@ -107,6 +108,7 @@ class Calls(Forwards):
         finally:
             self.scope, self.module = saved
             self.yields.pop()
+            self.entries.pop()
             self.calls.pop()
             self.stack.pop()
         return result
@@ -139,7 +141,7 @@ class Calls(Forwards):
             elif name in left:
                 scope.names[name] = hinted(name, left.pop(name))
             elif index >= first_default:
-                scope.names[name] = hinted(name, func.defaults[index - first_default])
+                scope.names[name] = hinted(name, as_flag(name, func.defaults[index - first_default]))
             else:
                 scope.names[name] = hinted(
                     name, left.get("**", Unknown(name)) if not isinstance(left.get("**"), Unknown) else Unknown(name)

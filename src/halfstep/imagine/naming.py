@@ -12,6 +12,7 @@ _WORLD = re.compile(r"world(_?size)?$|^num_replicas$|^nprocs$|num_processes$|^n_
 _BATCH = re.compile(r"(^|_)(batch_?size|bsz?|bs)$", re.I)
 _RANK = re.compile(r"(^|_)rank$|^global_rank$", re.I)
 _OFF = re.compile(r"debug|dry|eval_only|only|test_mode|profile|resume|^skip|overfit|sanity|disable|^no_|verbose", re.I)
+_SWITCH = re.compile(r"amp$|fp16|bf16|half|mixed|fused|^use_|distributed|ddp", re.I)
 _INDEX = re.compile(
     r"^(i|it|idx|step|iter|iteration|batch_idx|batch_i|batch_index|i_batch|micro_step|batch_id|n_iter|data_iter_step)$"
 )
@@ -71,6 +72,11 @@ def _guessed(name: str, value: Unknown) -> Value:
 def usually_off(name: str) -> bool:
     """Whether a flag of this name is off in the usual run."""
     return bool(_OFF.search(name.rsplit(".", 1)[-1]))
+
+
+def as_flag(name: str, default: Value) -> Value:
+    """The default of a parameter that nobody passed: a switch that is off may be on in another world."""
+    return Unknown(name, default=False, has_default=True) if default is False and _SWITCH.search(name) else default
 
 
 def is_index(name: str) -> bool:

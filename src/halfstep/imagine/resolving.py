@@ -145,7 +145,7 @@ _KEPT = re.compile(
     re.I,
 )
 """Names of models that people leave untrained on purpose, often without saying so."""
-_HEAD = re.compile(r"head|proj|predict|classif|loss|crit|^fc|decoder|metric|margin|adapter|embed", re.I)
+_HEAD = re.compile(r"head|^out|proj|predict|classif|loss|crit|^fc|decoder|metric|margin|adapter|embed", re.I)
 """Names of modules beside the main model that are nearly always meant to be trained with it."""
 
 

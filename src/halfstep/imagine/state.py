@@ -103,6 +103,8 @@ class State:
     guards: list[Tags] = field(default_factory=list)
     stack: list[Place] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
+    entries: list[int] = field(default_factory=lambda: [0])
+    """How many loops were running when each function was entered."""
     regions: list[Region] = field(default_factory=list)
     grad: list[bool] = field(default_factory=lambda: [True])
     no_sync: list[Thing | None] = field(default_factory=list)
@@ -147,6 +149,10 @@ class State:
 
     def setattr(self, value: Value, name: str, new: Value, node: ast.AST) -> None:
         """Set an attribute of a value."""
+        raise NotImplementedError
+
+    def take_in(self, container: Value, key: str, new: Value, node: ast.AST) -> None:
+        """A module is put into a list or dict that a model holds."""
         raise NotImplementedError
 
     def first_of(self, stream: Stream) -> Value:
@@ -225,7 +231,7 @@ class State:
         if not tags:
             yield
             return
-        self.guards.append(tags)
+        self.guards.append(tags | {f"rank@{len(self.stack)}"} if "rank" in tags else tags)
         try:
             yield
         finally:

@@ -293,7 +293,10 @@ class Statements(Assignments):
 
     def give_back(self, node: ast.Return) -> None:
         """`return`."""
-        raise ReturnValue(self.eval(node.value) if node.value is not None else None)
+        value = self.eval(node.value) if node.value is not None else None
+        if len(self.loops) > self.entries[-1]:
+            self.emit(LoopLeft, node)
+        raise ReturnValue(value)
 
     def throw(self, node: ast.Raise) -> None:
         """`raise`."""

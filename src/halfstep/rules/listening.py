@@ -85,7 +85,8 @@ def _book(event: Event, accounts: Accounts) -> None:
             account.pending, account.held, account.unscaled, account.zero = [], [], None, event
     if isinstance(event, ScalerUpdate):
         for account in accounts.values():
-            account.not_updated = None
+            if account.not_updated is not None and getattr(account.not_updated, "scaler", None) == event.scaler:
+                account.not_updated = None
             account.unscaled = account.unscaled if account.pending and account.unscaled is not None else None
 
 

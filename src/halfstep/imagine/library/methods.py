@@ -214,6 +214,7 @@ def _on_list(state: Calls, value: list[Value], name: str, args: Args, node: ast.
         new = list(item) if name == "extend" and isinstance(item, (list, tuple)) else [args[-1]] if args else []
         for element in new:
             _keep(state, value, settled(element), node)
+            state.take_in(value, "appended", element, node)
         if len(value) < 400:
             value.extend(new)
         return None

@@ -102,7 +102,8 @@ def _edit_gradient(state: Calls, value: Tensor, name: str, args: Args, node: ast
         if divides
         else None
     )
-    training.edit_gradients(state, set(value.models), divisor, node)
+    kind = "value" if name in ("clamp_", "clip_") else ""
+    training.edit_gradients(state, set(value.models), divisor, node, kind)
     return value
 
 

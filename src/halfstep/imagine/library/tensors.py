@@ -190,7 +190,7 @@ def _module(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) 
         tensor.name = "parameter"
         return tensor
     if name in ("ModuleList", "ModuleDict", "ParameterList", "ParameterDict"):
-        return settled(args[0]) if args else []
+        return settled(args[0]) if args else {} if name.endswith("Dict") else []
     return layer(state, node, name, args, kwargs)
 
 

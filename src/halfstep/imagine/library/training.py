@@ -182,9 +182,10 @@ def clip(state: Calls, params: Value, kind: str, node: ast.AST) -> Tensor:
     return Tensor(dtype="float", tags=frozenset({"data", "gradnorm"}), name="norm")
 
 
-def edit_gradients(state: Calls, owners: set[Thing], divisor: Divisor | None, node: ast.AST) -> None:
+def edit_gradients(state: Calls, owners: set[Thing], divisor: Divisor | None, node: ast.AST, kind: str = "") -> None:
     """Gradients are rewritten by hand."""
-    state.emit(Clip, node, optimizers=Reach(frozenset(owners)), kind="divide" if divisor else "edit", divisor=divisor)
+    kind = "divide" if divisor else kind or "edit"
+    state.emit(Clip, node, optimizers=Reach(frozenset(owners)), kind=kind, divisor=divisor)
 
 
 def _average(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:

@@ -59,5 +59,6 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             continue
         for backward in accounts[event.optimizer].pending:
             half = [r for r in backward.forward_regions if r.enabled and r.dtype == "float16"]
-            if half and backward.scaler is None and not backward.by_framework and backward.place not in scaled:
+            by_hand = any(d.value is not None and d.value < 1 for d in backward.divisors)
+            if half and not by_hand and backward.scaler is None and not backward.by_framework and backward.place not in scaled:
                 yield Found(half[0].place, "FP16 autocast is trained without a GradScaler")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import SchedulerStep, Step
+from halfstep.events.vocabulary import Place, Ref, SchedulerStep, Step
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
@@ -53,7 +53,7 @@ def train(model, loader, epochs=2):
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """A move of a scheduler whose optimizer does not step any more, while one of the same name does."""
-    for event in trace.of(SchedulerStep):
+    for event in {e.scheduler: e for e in trace.of(SchedulerStep)}.values():
         old = event.optimizer
         if old is None or old.given:
             continue
@@ -64,5 +64,14 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         if newer and not still and not renewed:
             made = trace.made(event.scheduler)
             fix = FixRequest("move-after", made.place, other=newer[0].place) if made is not None and made.place else None
-            yield Found(newer[0].place, f"`{event.scheduler.name}` still drives the `{old.name}` that is replaced here", fix)
+            yield Found(
+                _asked(trace, newer[0], old), f"`{event.scheduler.name}` still drives the `{old.name}` that is replaced here", fix
+            )
             return
+
+
+def _asked(trace: Trace, new: Ref, old: Ref) -> Place | None:
+    """Where the new optimizer is asked for: not in the helper that makes both."""
+    mine, other = trace.made(new), trace.made(old)
+    made_alike = mine is not None and other is not None and mine.place == other.place and len(mine.stack) > 1
+    return mine.stack[-2] if made_alike and mine is not None else new.place

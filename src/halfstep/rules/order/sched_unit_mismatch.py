@@ -58,20 +58,17 @@ EPOCH_LITERALS = 200
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """Compare what the length counts with how often the scheduler moves."""
+    moves: dict[Ref, list[SchedulerStep]] = {}
     for event in trace.of(SchedulerStep):
-        scheduler = event.scheduler
+        moves.setdefault(event.scheduler, []).append(event)
+    for scheduler, events in moves.items():
+        event = events[min(len(events) - 1, 1)]
         horizon = trace.fact(scheduler, "horizon")
-        if (
-            not isinstance(horizon, frozenset)
-            or event.argument
-            or scheduler.given
-            or trace.fact(scheduler, "part of") is not None
-        ):
+        if not isinstance(horizon, frozenset) or scheduler.given or trace.fact(scheduler, "part of") is not None:
             continue
-        steps = [s for s in trace.of(Step) if s.optimizer == event.optimizer]
-        if len({e.place for e in trace.of(SchedulerStep) if e.scheduler == scheduler}) > 1:
+        if len({e.place for e in events}) > 1 or any(e.argument for e in events):
             continue
-        per_batch = _per_batch(event, steps)
+        per_batch = _per_batch(event, [s for s in trace.of(Step) if s.optimizer == event.optimizer])
         if per_batch is None:
             continue
         where = _where(trace, scheduler)

@@ -84,15 +84,15 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         kind = _kind(event)
         if kind is not None and "rank" in event.guards | _early(trace) and mine[kind] > theirs[kind] and not _at(twin, event):
             yield Found(
-                _parting(event, twin) if "rank" in event.guards else event.place,
+                _asked(event) if "rank" in event.guards else event.place,
                 f"only some ranks reach this {kind}: the others hang",
             )
 
 
-def _parting(event: Event, twin: Trace) -> Place | None:
-    """Where the way to an event leaves what the other rank does."""
-    shared = {other.stack[:depth] for other in twin.events for depth in range(1, len(event.stack))}
-    return next((place for depth, place in enumerate(event.stack, 1) if event.stack[:depth] not in shared), event.place)
+def _asked(event: Event) -> Place | None:
+    """What stands under the question for the rank on the way to an event."""
+    depth = min((int(g.removeprefix("rank@")) for g in event.guards if g.startswith("rank@")), default=0)
+    return event.stack[depth] if depth < len(event.stack) else event.place
 
 
 def _other_rank(trace: Trace, story: Story) -> Trace | None:

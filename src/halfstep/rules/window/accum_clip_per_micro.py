@@ -8,7 +8,7 @@ from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Backward, Clip, Ref, Step, ZeroGrad
 from halfstep.findings.card import Card
 from halfstep.findings.finding import Found, Safety, Severity
-from halfstep.rules.listening import accumulation, hear, into_window
+from halfstep.rules.listening import accumulation, call_site, hear, into_window
 
 CARD = Card(
     code="HS207",
@@ -69,7 +69,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
                     way = accumulation(trace, optimizer)
                     if way is not None and trace.exception is None:
                         yield Found(
-                            clip.place,
+                            call_site(clip, event),
                             "gradients are clipped on every micro-batch instead of once a window",
                             into_window(trace, clip, optimizer, "move-into-before"),
                         )
