@@ -72,19 +72,29 @@ def shard(
         "mesh": init_device_mesh(device.type, (group.size,)),
         "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
     }
-    for piece in [*blocks, *(_own_pieces(module) if is_zero3 else [])]:
+    for piece in [*blocks, *(_own_pieces(module, blocks) if is_zero3 else [])]:
         fully_shard(piece, reshard_after_forward=is_zero3, **settings)
     sharded: FSDPModule = fully_shard(module, reshard_after_forward=False, **settings)
     sharded.set_reduce_scatter_unused_params(find_unused)
     return sharded
 
 
-def _own_pieces(module: nn.Module) -> list[nn.Module]:
-    """Embedding and head of a model of transformers, which runs them as modules, unless they share their weights."""
-    finders = (getattr(module, name, None) for name in ("get_input_embeddings", "get_output_embeddings"))
-    pieces = [piece for find in finders if callable(find) and (piece := find()) is not None]
+def _own_pieces(module: nn.Module, blocks: list[nn.Module]) -> list[nn.Module]:
+    """Embedding and head of a model of transformers, which runs them as modules, unless they share weights or are in a block."""
+    in_blocks = {id(part) for block in blocks for part in block.modules()}
+    ends = [_end(module, name) for name in ("get_input_embeddings", "get_output_embeddings")]
+    pieces = [piece for piece in ends if piece is not None and id(piece) not in in_blocks]
     held = [id(parameter) for piece in pieces for parameter in piece.parameters()]
     return pieces if len(set(held)) == len(held) else []
+
+
+def _end(module: nn.Module, name: str) -> nn.Module | None:
+    """What a model of transformers gives as its embedding or head; one of images has neither, and may say so by an error."""
+    try:
+        found: nn.Module | None = getattr(module, name, lambda: None)()
+    except NotImplementedError:
+        return None
+    return found
 
 
 def follow(optimizers: Iterable[Optimizer], before: dict[str, nn.Parameter], module: nn.Module) -> None:
