@@ -37,6 +37,26 @@ def short():
     return model, loss, [(x[:1], y[:1]) for x, y in batches]
 
 
+def half():
+    model, loss, batches = make()
+    return model.half(), loss, batches
+
+
+def frozen():
+    model, loss, batches = make()
+    return model.requires_grad_(False), loss, batches
+
+
+def unfit():
+    model, _, batches = make()
+    return model, lambda model, batch: model(batch["x"]), batches
+
+
+def words():
+    model, loss, _ = make()
+    return model, loss, ["a", "b"]
+
+
 def bare():
     model, loss, batches = make()
     return model, loss, batches[0]
@@ -62,10 +82,10 @@ def test_a_right_model_holds_every_claim_that_can_be_asked(place: Path) -> None:
     found = json.loads(ended.stdout)
     assert found["holds"]
     assert [line["claim"].split(":")[0] for line in found["lines"] if line["holds"] is None] == NOT_ASKED
-    assert sum(line["holds"] is True for line in found["lines"]) == 17
+    assert sum(line["holds"] is True for line in found["lines"]) == 18
     assert "bitwise" in next(line["tolerance"] for line in found["lines"] if line["claim"].startswith("killed"))
     assert found["headline"] in (place / "page.html").read_text()
-    assert ended.stderr.count("held: ") == 17
+    assert ended.stderr.count("held: ") == 18
 
 
 @pytest.mark.parametrize(
@@ -77,7 +97,8 @@ def test_a_right_model_holds_every_claim_that_can_be_asked(place: Path) -> None:
         ),
         (
             ["certified_here:mak"],
-            '`factory = "certified_here:mak"`: certified_here has no function mak. It has make, loss, one, short, bare.',
+            '`factory = "certified_here:mak"`: certified_here has no function mak. It has make, loss, one, short, half, frozen, '
+            "unfit, words, bare.",
         ),
         (
             ["certified_here:one"],
@@ -87,6 +108,21 @@ def test_a_right_model_holds_every_claim_that_can_be_asked(place: Path) -> None:
         (
             ["certified_here:short"],
             "The factory certified_here:short made micro-batches of one sample; give them two or more, so that they split.",
+        ),
+        (
+            ["certified_here:half"],
+            "The factory certified_here:half made a model in float16; a certificate is about one in float32: call `.float()`.",
+        ),
+        (["certified_here:frozen"], "The factory certified_here:frozen made a model without a parameter to train."),
+        (
+            ["certified_here:unfit"],
+            "The model or its loss fails on the first micro-batch: TypeError: tuple indices must be integers or slices, not str "
+            "({place}/certified_here.py, line 37)",
+        ),
+        (
+            ["certified_here:words"],
+            "The factory certified_here:words made micro-batches without a tensor; it must return a tuple of the model, "
+            "`loss(model, batch)` and a list of at least two micro-batches.",
         ),
         (
             ["certified_here:make", "--set", "batch.global=4"],

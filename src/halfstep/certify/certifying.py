@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from halfstep.certify.certificate import Certificate, Line
+from halfstep.certify.exact import exact
 from halfstep.certify.precisions import precision_lines
 from halfstep.certify.ranks import rank_lines
 from halfstep.certify.resume import resume_lines
@@ -47,8 +48,10 @@ def certify(subject: Subject, *, told: Callable[[Line], None] = lambda line: Non
 
 
 def _lines(subject: Subject, parts: Parts, stilled: Parts, folder: Path) -> Iterator[Line]:
-    yield from split_lines(stilled)
-    yield from skip_lines(stilled)
+    right = exact(stilled, stilled.batches)
+    right.must_say_something()
+    yield from split_lines(stilled, right)
+    yield from skip_lines(stilled, right)
     yield from precision_lines(stilled)
-    yield from rank_lines(subject, stilled, folder)
-    yield from resume_lines(subject, parts, folder)
+    yield from rank_lines(subject, stilled, right, folder)
+    yield from resume_lines(subject, parts, stilled, right, folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 from halfstep.certify.subject import Parts, seed_all
 from halfstep.engine.batch import map_tensors
 from halfstep.engine.loss import sum_and_weight
+from halfstep.errors import ModelError
 
 SLACK = 4.0
 """How many times plain PyTorch's own rounding error is allowed: another order of additions rounds differently."""
@@ -51,6 +53,19 @@ class Exact:
         """Norm of the gradient's difference over the gradient's, and the parameter that differs most."""
         return apart(self.result.gradients, other.gradients)
 
+    def must_say_something(self) -> None:
+        """See that a wrong gradient would be told from this one.
+
+        Raises:
+            ModelError: it is zero, or not finite, so that every claim would hold, or none.
+        """
+        size = norm(self.result.gradients)
+        if not 0 < size < math.inf:
+            raise ModelError(
+                f"The gradient of the global batch has norm {size:g} and its loss is {self.result.loss:g}: nothing can be "
+                "certified by it. Give a batch that the model learns something from."
+            )
+
     def loss_deviation(self, loss: float) -> float:
         """Relative difference of a loss."""
         return abs(loss - self.result.loss) / max(abs(self.result.loss), torch.finfo(torch.float32).tiny)
@@ -80,6 +95,8 @@ def by_hand(parts: Parts, batches: Sequence[Any], dtype: torch.dtype) -> Result:
         total, weight = sum_and_weight(parts.loss(model, map_tensors(batch, lambda t: _as(t, dtype, device))))
         torch.autograd.backward(total)
         loss_sum, weight_sum = loss_sum + total.item(), weight_sum + float(weight)
+    if not weight_sum:
+        raise ModelError("Nothing counts in the batches: the weights that the loss function returned with them are all 0.")
     return Result(loss=loss_sum / weight_sum, gradients=scaled(gradients_of(model), 1.0 / weight_sum))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import runpy
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from halfstep.certify.certificate import Certificate, Line, Topic
+from halfstep.certify.others import ended
 from halfstep.errors import ConfigError
 from halfstep.measure.hardware import describe
 
@@ -103,10 +103,9 @@ def _run(script: Path, words: Sequence[str]) -> dict[str, Any]:
         out, task = Path(folder) / "heard.pt", Path(folder) / "loop.json"
         task.write_text(json.dumps({"script": str(script), "words": list(words), "out": str(out)}), encoding="utf-8")
         command = [sys.executable, "-m", "halfstep.certify", str(task)]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-        if ended.returncode != 0:
-            said = (ended.stderr.strip().splitlines() or ["it said nothing"])[-1]
-            raise ConfigError(f"`{script} {' '.join(words)}` ended with exit code {ended.returncode}: {said}")
+        code, said = ended(command, LIMIT_S)
+        if code != 0:
+            raise ConfigError(f"`{script} {' '.join(words)}` ended with exit code {code}: {said}")
         found: dict[str, Any] = torch.load(out, weights_only=True)
     if not found["norms"]:
         raise ConfigError(f"`{script} {' '.join(words)}` made no step of a torch optimizer: there is nothing to compare.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -41,21 +42,28 @@ class Task:
         return Task(**{**data, "subject": Subject(**subject)})
 
 
-def run_alone(task: Task) -> int:
-    """Do a task in a process of its own; its exit code, negative where a signal ended it."""
-    command = [sys.executable, "-m", "halfstep.certify", str(task.write())]
-    return subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=False).returncode
+def run_alone(task: Task) -> tuple[int, str]:
+    """Do a task in a process of its own; its exit code, negative where a signal ended it, and its last words."""
+    return ended([sys.executable, "-m", "halfstep.certify", str(task.write())])
 
 
 def run_ranks(task: Task, ranks: int) -> str | None:
     """Do a task on several ranks of this machine, under torchrun; why it failed, None where it did not."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command = [sys.executable, *launcher, "-m", "halfstep.certify", str(task.write())]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    return None if ended.returncode == 0 else _last_words(ended.stderr)
+    code, words = ended(command)
+    return words if code else None
 
 
-def _last_words(said: str) -> str:
-    """The line of an error among what the launcher says."""
-    errors = [line for line in said.splitlines() if "Error:" in line and "ChildFailed" not in line]
-    return errors[-1].strip() if errors else "the ranks failed without an error"
+def ended(command: Sequence[str], limit_s: float = LIMIT_S) -> tuple[int, str]:
+    """The exit code of a command, and the last error that it told, or else its last line."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            said = process.communicate(timeout=limit_s)[1]
+        except subprocess.TimeoutExpired:
+            process.terminate()  # torchrun ends its ranks before itself
+            process.communicate()
+            return process.returncode, f"it had not ended after {limit_s:g} s"
+    lines = [line.strip() for line in said.splitlines() if line.strip() and "ChildFailed" not in line]
+    errors = [line for line in lines if "Error: " in line]
+    return process.returncode, (errors or lines or ["it said nothing"])[-1]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
 from halfstep.certify.certificate import Line, Topic
 from halfstep.certify.exact import Result
 from halfstep.certify.recording import update_of
+from halfstep.certify.stillness import plain_loss
 from halfstep.certify.subject import Parts
 from halfstep.config.options import Precision
-from halfstep.precision.select import available, tolerance
+from halfstep.precision.select import ARITHMETIC, available, tolerance
 
 SMALL = 0.01
 """A layer whose gradient is a smaller share of the whole is judged by this share: nothing but rounding is left in it."""
@@ -29,7 +31,8 @@ def precision_lines(parts: Parts) -> Iterator[Line]:
             yield Line(topic=Topic.PRECISION, claim=claim, holds=None, note=verdict.reason)
         else:
             found, _ = update_of(parts, parts.batches, precision=precision.value)
-            yield _judged(claim, exact, found, precision, products)
+            line = _judged(claim, exact, found, precision, products)
+            yield replace(line, note=verdict.reason) if _is_rounded(exact, found) else _unrounded(line, parts, precision)
     yield _tf32(parts, exact, products)
 
 
@@ -45,6 +48,19 @@ def _judged(claim: str, exact: Result, found: Result, precision: Precision, prod
         tolerance=f"{for_loss:.1e} and {for_gradient:.1e}: 2 u sqrt(n + 1), u = {_roundoff(precision):.1e} the unit roundoff, "
         f"n = {products} products in a forward, twice as many with the backward (Higham 2002, 2.8)",
     )
+
+
+def _is_rounded(exact: Result, found: Result) -> bool:
+    return found.loss != exact.loss or _worst_layer(exact, found)[0] > 0
+
+
+def _unrounded(line: Line, parts: Parts, precision: Precision) -> Line:
+    """Bitwise FP32 is right only of a model in which autocast has nothing to round; of any other, FP32 is what ran."""
+    with torch.autocast(next(parts.model.parameters()).device.type, ARITHMETIC[precision].dtype):
+        rounded = plain_loss(parts, parts.batches[:1], 0)
+    if rounded == plain_loss(parts, parts.batches[:1], 0):
+        return replace(line, holds=None, note=f"no operator of this model is rounded to {precision} by autocast")
+    return replace(line, holds=False, note=f"nothing was rounded: it ran in fp32, though plain autocast rounds to {precision}")
 
 
 def _worst_layer(exact: Result, found: Result) -> tuple[float, str]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from halfstep.certify.certificate import Line, Topic
-from halfstep.certify.exact import Result, exact
+from halfstep.certify.exact import Exact, Result
 from halfstep.certify.others import Task, run_ranks
 from halfstep.certify.recording import update_of
 from halfstep.certify.splits import compared
@@ -24,16 +24,17 @@ SHARDINGS = (Sharding.DDP, Sharding.ZERO2, Sharding.ZERO3)
 FOUND = "found-{}.pt"
 
 
-def rank_lines(subject: Subject, parts: Parts, folder: Path) -> Iterator[Line]:
-    """The claims about two ranks; both run on this machine."""
+def rank_lines(subject: Subject, parts: Parts, right: Exact, folder: Path) -> Iterator[Line]:
+    """The claims about two ranks; both run on this machine. What the engine refuses is not asked; ranks that fail do not hold."""
     failed = run_ranks(Task(part="ranks", subject=subject, folder=str(folder)), RANKS)
-    right = exact(parts, parts.batches)
     for sharding in SHARDINGS:
         claim = f"{sharding}: two ranks, one with {len(share(parts.batches, 0))} micro-batches and one with "
         claim += f"{len(share(parts.batches, 1))}, make the update of one process"
         path = folder / FOUND.format(sharding.value)
-        found = torch.load(path, weights_only=True) if path.exists() else {"refused": failed or "the ranks ended without a word"}
-        if "refused" in found:
+        found = torch.load(path, weights_only=True) if path.exists() else None
+        if found is None:
+            yield Line(topic=Topic.RANKS, claim=claim, holds=False, figure=failed or "the ranks ended without a word")
+        elif "refused" in found:
             yield Line(topic=Topic.RANKS, claim=claim, holds=None, note=found["refused"])
         else:
             yield compared(claim, right, Result(**found), topic=Topic.RANKS)

@@ -15,6 +15,9 @@ from halfstep.certify.exact import Result
 from halfstep.certify.subject import Parts, seed_all
 from halfstep.engine import Engine, Update
 
+CALIBRATION = 32
+"""Updates within which a loss scale must have come down from 2^16 to one under which the gradients are finite."""
+
 
 class Recording(Optimizer):
     """Keeps the gradients of each step, and leaves the parameters as they are.
@@ -50,8 +53,11 @@ def recorded(parts: Parts, *, tf32: bool = False, **settings: Any) -> tuple[Engi
 
 
 def update_of(parts: Parts, batches: Sequence[Any], **settings: Any) -> tuple[Result, Update]:
-    """Loss and gradient of one update of the engine."""
+    """Loss and gradient of one update of the engine; of the first applied one, where FP16's loss scale has to come down first."""
     engine, optimizer = recorded(parts, accumulate=max(1, len(batches)), **settings)
-    update = engine.update(batches)
+    for _ in range(CALIBRATION):
+        update = engine.update(batches)
+        if update.applied or update.scale == 1:
+            break
     gradients = optimizer.heard[-1] if optimizer.heard else {}
     return Result(loss=update.loss, gradients=gradients), update

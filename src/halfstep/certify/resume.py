@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +16,18 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset
 
 from halfstep.certify.certificate import Line, Topic
-from halfstep.certify.exact import Exact, exact
+from halfstep.certify.exact import Exact
 from halfstep.certify.others import Task, run_alone, run_ranks
 from halfstep.certify.stillness import still
 from halfstep.certify.subject import Parts, Subject, seed_all
 from halfstep.checkpoint import Checkpoints
 from halfstep.distributed import world
 from halfstep.engine import Engine
+from halfstep.errors import UsageError
 
 UPDATES = 3
-"""Updates before the kill, and again after it; an epoch has one and a half windows, so that it falls in the midst of one."""
-SAVED, ENDED, MOVED = "killed", "ended.pt", "moved"
+"""Updates before the kill, and again after it; an epoch has two windows, so that the kill falls in the midst of one."""
+SAVED, ENDED, MOVED, REFUSED = "killed", "ended.pt", "moved", "refused.txt"
 RATE = 1e-4
 
 
@@ -41,24 +44,20 @@ class _Batches(Dataset[Any]):
         return self._batches[index]
 
 
-def resume_lines(subject: Subject, parts: Parts, folder: Path) -> Iterator[Line]:
-    """The claims about resuming."""
+def resume_lines(subject: Subject, parts: Parts, stilled: Parts, right: Exact, folder: Path) -> Iterator[Line]:
+    """The claims about resuming: of the parts as they are, and over ranks of those whose result does not depend on divisions."""
     yield _killed(subject, parts, folder)
-    yield _moved(subject, folder)
+    yield _moved(subject, stilled, right, folder)
 
 
 def _killed(subject: Subject, parts: Parts, folder: Path) -> Line:
     claim = f"killed after {UPDATES} of {2 * UPDATES} updates and continued in another process: bitwise the uninterrupted run"
-    code = run_alone(Task(part="begin", subject=subject, folder=str(folder)))
+    code, words = run_alone(Task(part="begin", subject=subject, folder=str(folder)))
     if code != -signal.SIGKILL:
-        return Line(
-            topic=Topic.RESUME, claim=claim, holds=None, note=f"the run that was to be killed ended by itself, with {code}"
-        )
-    code = run_alone(Task(part="go-on", subject=subject, folder=str(folder)))
-    if code != 0 or not (folder / ENDED).exists():
-        return Line(
-            topic=Topic.RESUME, claim=claim, holds=False, figure=f"the continued run ended with {code}", tolerance="bitwise"
-        )
+        return _failed(claim, f"the run that was to be killed ended by itself, with exit code {code}: {words}")
+    code, words = run_alone(Task(part="go-on", subject=subject, folder=str(folder)))
+    if code != 0:
+        return _failed(claim, f"the continued run ended with exit code {code}: {words}")
     engine = _engine(parts)
     losses = [update.loss for update in engine.updates(_loader(parts), epochs=None, max_updates=2 * UPDATES)]
     ended = torch.load(folder / ENDED, weights_only=True)
@@ -75,15 +74,19 @@ def _killed(subject: Subject, parts: Parts, folder: Path) -> Line:
     )
 
 
+def _failed(claim: str, figure: str) -> Line:
+    return Line(topic=Topic.RESUME, claim=claim, holds=False, figure=figure)
+
+
 def begin(subject: Subject, folder: Path) -> None:
     """Train, save, and be killed."""
     parts = subject.make()
     engine = _engine(parts)
-    checkpoints = Checkpoints(folder / SAVED)
     for _ in engine.updates(_loader(parts), epochs=None, max_updates=UPDATES):
         pass
-    checkpoints.save(engine, wait=True)
-    os.kill(os.getpid(), signal.SIGKILL)
+    with Checkpoints(folder / SAVED) as checkpoints:
+        checkpoints.save(engine, wait=True)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def go_on(subject: Subject, folder: Path) -> None:
@@ -96,14 +99,15 @@ def go_on(subject: Subject, folder: Path) -> None:
     torch.save({"state": _everything(engine), "losses": losses}, folder / ENDED)
 
 
-def _moved(subject: Subject, folder: Path) -> Line:
+def _moved(subject: Subject, parts: Parts, right: Exact, folder: Path) -> Line:
     claim = f"{UPDATES} updates on two ranks, saved, and continued on one: the parameters of one process"
     failed = run_ranks(Task(part="two-ranks", subject=subject, folder=str(folder)), 2)
     if failed:
-        return Line(topic=Topic.RESUME, claim=claim, holds=None, note=failed)
-    parts, _ = still(subject.make())
-    right, start = exact(parts, parts.batches), _vector(parts)
-    alone, continued = _steady(parts), _steady(still(subject.make())[0])
+        return _failed(claim, failed)
+    if (folder / REFUSED).exists():
+        return Line(topic=Topic.RESUME, claim=claim, holds=None, note=(folder / REFUSED).read_text(encoding="utf-8"))
+    start = nn.utils.parameters_to_vector(parts.model.parameters()).detach().clone()
+    alone, continued = _steady(parts), _steady(parts)
     for _ in range(2 * UPDATES):
         alone.update(list(parts.batches))
     with Checkpoints(folder / MOVED) as checkpoints:
@@ -128,14 +132,15 @@ def _compared(claim: str, right: Exact, start: torch.Tensor, alone: Engine, cont
     )
 
 
-def _vector(parts: Parts) -> torch.Tensor:
-    return nn.utils.parameters_to_vector(parts.model.parameters()).detach().clone()
-
-
 def two_ranks(subject: Subject, folder: Path) -> None:
     """What each of two ranks does before the run goes on alone."""
     parts, _ = still(subject.make())
-    engine, rank = _steady(parts), world().rank
+    rank = world().rank
+    try:
+        engine = _steady(parts)
+    except UsageError as error:
+        (folder / REFUSED).write_text(str(error), encoding="utf-8")
+        return
     for _ in range(UPDATES):
         engine.update(list(parts.batches[rank::2]))
     with Checkpoints(folder / MOVED) as checkpoints:
@@ -150,6 +155,7 @@ def _engine(parts: Parts) -> Engine:
 
 def _steady(parts: Parts) -> Engine:
     """Trains by momentum, which hands rounding on as it is; Adam's division makes it larger where a gradient is small."""
+    parts = replace(parts, model=copy.deepcopy(parts.model))
     optimizer = torch.optim.SGD([p for p in parts.model.parameters() if p.requires_grad], lr=1e-2, momentum=0.9)
     return _trains(parts, optimizer)
 

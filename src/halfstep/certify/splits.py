@@ -10,8 +10,10 @@ import torch
 from halfstep.certify.certificate import Line, Topic
 from halfstep.certify.exact import Exact, Result, exact
 from halfstep.certify.recording import recorded, update_of
+from halfstep.certify.stillness import plain_loss
 from halfstep.certify.subject import Parts
 from halfstep.engine.batch import map_tensors, num_samples, split, tensors
+from halfstep.train.own import told
 
 MEAN = (
     "the loss function returns a mean, which counts as one however many samples it is over: return the sum and its weight, "
@@ -19,21 +21,32 @@ MEAN = (
 )
 
 
-def split_lines(parts: Parts) -> Iterator[Line]:
-    """The claims about divisions of the global batch."""
-    right = exact(parts, parts.batches)
+def split_lines(parts: Parts, right: Exact) -> Iterator[Line]:
+    """The claims about divisions of the global batch, whose right result is given."""
     counts = [num_samples(batch) for batch in parts.batches]
-    told = f"{len(counts)} micro-batches of {_counts(counts)} samples"
-    yield compared(f"as it was given, in {told}", right, update_of(parts, parts.batches)[0])
+    given = f"{len(counts)} micro-batches of {_counts(counts)} samples"
+    yield compared(f"as it was given, in {given}", right, update_of(parts, parts.batches)[0])
     for claim, divided in _divisions(parts.batches).items():
         if isinstance(divided, str):
             yield Line(topic=Topic.SPLITS, claim=claim, holds=None, note=divided)
         elif not _weighs_samples(parts) and len({*counts, *_sizes(divided)}) > 1 and not _even(counts, _sizes(divided)):
             yield Line(topic=Topic.SPLITS, claim=claim, holds=None, note=MEAN)
         else:
-            yield compared(claim, right, update_of(parts, divided)[0])
+            yield _divided(claim, parts, divided, right)
     yield _ragged(parts)
     yield _tail(parts)
+
+
+def _divided(claim: str, parts: Parts, divided: Sequence[Any], right: Exact | None = None) -> Line:
+    """Not asked where it is the model itself that does not take such micro-batches."""
+    try:
+        return compared(claim, right or exact(parts, divided), update_of(parts, divided)[0])
+    except Exception:
+        try:
+            plain_loss(parts, divided, 0)
+        except Exception as error:  # whatever the user's model raises
+            return Line(topic=Topic.SPLITS, claim=claim, holds=None, note=f"the model takes no such micro-batches: {told(error)}")
+        raise
 
 
 def compared(claim: str, right: Exact, found: Result, *, topic: Topic = Topic.SPLITS) -> Line:
@@ -97,15 +110,15 @@ def _ragged(parts: Parts) -> Line:
     """Micro-batches of different numbers of samples, each weighed by what counts in it."""
     ragged = [split(b, num_samples(b))[0] if index % 2 else b for index, b in enumerate(parts.batches)]
     claim = f"ragged: micro-batches of {_counts(_sizes(ragged))} samples, each weighed by what counts in it"
-    return compared(claim, exact(parts, ragged), update_of(parts, ragged)[0])
+    return _divided(claim, parts, ragged)
 
 
 def _tail(parts: Parts) -> Line:
     """An epoch whose last window is shorter."""
-    engine, optimizer = recorded(parts, accumulate=len(parts.batches) - 1)
-    updates = list(engine.updates(list(parts.batches)))
-    claim = f"the last window of an epoch, 1 micro-batch where the others have {len(parts.batches) - 1}"
-    return compared(claim, exact(parts, parts.batches[-1:]), Result(loss=updates[-1].loss, gradients=optimizer.heard[-1]))
+    engine, optimizer = recorded(parts, accumulate=len(parts.batches))
+    updates = list(engine.updates([*parts.batches, parts.batches[0]]))
+    claim = f"the last window of an epoch, 1 micro-batch where the others have {len(parts.batches)}"
+    return compared(claim, exact(parts, parts.batches[:1]), Result(loss=updates[-1].loss, gradients=optimizer.heard[-1]))
 
 
 def _counts(counts: Sequence[int]) -> str:

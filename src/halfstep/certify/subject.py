@@ -14,12 +14,13 @@ import torch
 from torch import nn
 
 from halfstep.config.load import load
-from halfstep.engine.batch import num_samples
-from halfstep.engine.loss import LossFunction
-from halfstep.errors import ConfigError
+from halfstep.engine.batch import num_samples, tensors, to_device
+from halfstep.engine.loss import LossFunction, sum_and_weight
+from halfstep.errors import ConfigError, HalfstepError, ModelError
+from halfstep.precision.untouched import untouched
 from halfstep.train.build import few_batches
 from halfstep.train.job import prepare
-from halfstep.train.own import called
+from halfstep.train.own import called, told
 from halfstep.train.tasks import loss_of
 
 MICRO_BATCHES = 4
@@ -73,6 +74,18 @@ class Subject:
         return parts
 
 
+def _try(parts: Parts) -> None:
+    device = next(parts.model.parameters()).device
+    try:
+        with untouched(parts.model, device):
+            result = parts.loss(parts.model, to_device(parts.batches[0], device))
+    except HalfstepError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        raise ModelError(f"The model or its loss fails on the first micro-batch: {told(error)}") from error
+    sum_and_weight(result)
+
+
 def seed_all(seed: int) -> None:
     """Set the generators of Python, NumPy and torch."""
     random.seed(seed)
@@ -96,6 +109,22 @@ def _of_factory(reference: str) -> Parts:
     if not isinstance(model, nn.Module) or not callable(loss) or not isinstance(batches, Sequence) or len(batches) < 2:
         kinds = ", ".join(type(each).__name__ for each in made)
         raise ConfigError(f"The factory {reference} made ({kinds}); it must return {right}.")
+    if not any(True for batch in batches for _ in tensors(batch)):
+        raise ConfigError(f"The factory {reference} made micro-batches without a tensor; it must return {right}.")
     if sum(map(num_samples, batches)) < 2 * len(batches):
         raise ConfigError(f"The factory {reference} made micro-batches of one sample; give them two or more, so that they split.")
-    return Parts(model=model, loss=loss, batches=batches)
+    _check_model(reference, model)
+    parts = Parts(model=model, loss=loss, batches=batches)
+    _try(parts)
+    return parts
+
+
+def _check_model(reference: str, model: nn.Module) -> None:
+    dtypes = {p.dtype for p in model.parameters() if p.requires_grad}
+    if not dtypes:
+        raise ModelError(f"The factory {reference} made a model without a parameter to train.")
+    if dtypes != {torch.float32}:
+        kinds = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        raise ModelError(
+            f"The factory {reference} made a model in {kinds}; a certificate is about one in float32: call `.float()`."
+        )

@@ -20,6 +20,7 @@ from halfstep.certify.splits import MEAN, split_lines
 from halfstep.certify.stillness import still
 from halfstep.certify.subject import Parts
 from halfstep.engine.loss import LossFunction
+from halfstep.errors import ModelError
 
 
 def summed(model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
@@ -41,12 +42,20 @@ def parts(loss: LossFunction = summed, *, masked: bool = False, middle: Callable
     return Parts(model=model, loss=loss, batches=batches)
 
 
+def splits(given: Parts) -> list[Line]:
+    return list(split_lines(given, exact(given, given.batches)))
+
+
+def skips(given: Parts) -> list[Line]:
+    return list(skip_lines(given, exact(given, given.batches)))
+
+
 def verdicts(lines: Sequence[Line]) -> dict[str, bool | None]:
     return {line.claim.split(":")[0].split(",")[0]: line.holds for line in lines}
 
 
 def test_every_division_gives_the_update_of_a_sum_with_its_weight() -> None:
-    lines = list(split_lines(parts(masked=True)))
+    lines = splits(parts(masked=True))
     assert verdicts(lines) == dict.fromkeys(
         ["as it was given", "1 x 16", "16 x 1", "uneven", "ragged", "the last window of an epoch"], True
     )
@@ -54,7 +63,7 @@ def test_every_division_gives_the_update_of_a_sum_with_its_weight() -> None:
 
 
 def test_a_mean_over_tokens_is_another_update_in_another_division_and_the_certificate_says_so() -> None:
-    lines = list(split_lines(parts(mean, masked=True)))
+    lines = splits(parts(mean, masked=True))
     found = verdicts(lines)
     assert found["as it was given"] is True
     assert found["1 x 16"] is False
@@ -66,7 +75,7 @@ def test_tensors_of_different_lengths_are_not_put_into_one_micro_batch() -> None
     ragged = parts()
     short = [(torch.randn(4, n), torch.randint(3, (4,))) for n in (6, 5)]
     model = nn.Sequential(nn.AdaptiveAvgPool1d(6), ragged.model)
-    (whole, *_) = [line for line in split_lines(Parts(model=model, loss=summed, batches=short)) if line.claim.startswith("1 x 8")]
+    (whole, *_) = [line for line in splits(Parts(model=model, loss=summed, batches=short)) if line.claim.startswith("1 x 8")]
     assert whole.holds is None
     assert whole.note == "the micro-batches have tensors of different lengths, which do not go into one"
 
@@ -83,10 +92,11 @@ def test_a_gradient_that_was_divided_once_too_often_is_not_held() -> None:
 
 
 def test_skips_leave_everything_and_the_scheduler_counts_what_was_applied() -> None:
-    lines = list(skip_lines(parts()))
-    assert [line.holds for line in lines] == [True] * 5
-    assert lines[2].figure == "2 of 2 skipped updates left everything as it was"
-    assert lines[3].figure == "4 steps after 4 applied and 2 skipped updates"
+    lines = skips(parts())
+    assert [line.holds for line in lines] == [True] * 6
+    assert lines[2].figure == "scale 2, then 1; 1 of 2 updates applied"
+    assert lines[3].figure == "2 of 2 skipped updates left everything as it was"
+    assert lines[4].figure == "4 steps after 4 applied and 2 skipped updates"
 
 
 def test_half_precisions_are_judged_by_layer() -> None:
@@ -112,7 +122,7 @@ def test_dropout_and_batch_statistics_are_switched_off_and_said() -> None:
     assert [note.split(" ", 1)[1][:15] for note in notes[:2]] == ["dropout modules", "batch norms tak"]
     assert "moves by" in notes[2]
     assert stilled.model.training
-    assert {v for k, v in verdicts(list(split_lines(stilled))).items()} == {True}
+    assert {v for k, v in verdicts(splits(stilled)).items()} == {True}
 
 
 def test_randomness_of_the_models_own_is_found_and_evaluation_mode_taken() -> None:
@@ -123,6 +133,30 @@ def test_randomness_of_the_models_own_is_found_and_evaluation_mode_taken() -> No
     stilled, notes = still(parts(middle=Noisy))
     assert not stilled.model.training
     assert "`model.eval()`" in notes[0]
+
+
+def test_batch_norm_without_running_statistics_is_explained_where_divisions_do_not_hold_for_it() -> None:
+    stilled, notes = still(parts(middle=lambda: nn.BatchNorm1d(16, track_running_stats=False)))
+    assert notes[0] == (
+        "1 batch norms keep no running statistics and so take them over a micro-batch always: other divisions do not hold for "
+        "that, in any framework. Group norm, or `track_running_stats=True`, is the cure."
+    )
+    found = {line.claim[:4]: line for line in splits(stilled)}
+    assert found["1 x "].holds is False
+    assert (found["16 x"].holds, found["ragg"].holds) == (None, None)
+    assert found["16 x"].note.startswith(
+        "the model takes no such micro-batches: ValueError: Expected more than 1 value per channel"
+    )
+
+
+def test_a_gradient_of_zero_certifies_nothing() -> None:
+    given = parts(lambda model, batch: (summed(model, batch)[0] * 0, 4))
+    with pytest.raises(ModelError) as raised:
+        exact(given, given.batches).must_say_something()
+    assert str(raised.value) == (
+        "The gradient of the global batch has norm 0 and its loss is 0: nothing can be certified by it. Give a batch that the "
+        "model learns something from."
+    )
 
 
 def test_by_hand_is_the_sum_over_the_weights() -> None:
