@@ -14,7 +14,7 @@ CARD = Card(
     name="data-loader-rebuilt",
     severity=Severity.PERF,
     what="A loader is built anew in every epoch.",
-    why="Its workers start again each time. Build it once.",
+    why="Its sampler is set up and its workers, if it has any, are started again each time. Build it once.",
     example="""\
 import torch
 from torch import nn
@@ -38,7 +38,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 def train(model, dataset, epochs=2):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    loader = DataLoader(dataset, batch_size=8, shuffle=True)
+    loader = DataLoader(dataset, batch_size=8, shuffle=True, num_workers=2, persistent_workers=True)
     for epoch in range(epochs):
         for x, y in loader:
             optimizer.zero_grad()
