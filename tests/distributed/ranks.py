@@ -23,7 +23,15 @@ import torch
 import torch.distributed as dist
 
 TIMEOUT_S = 60.0
-PRELOADED = ["torch", "torch._dynamo", "halfstep.engine", "hypothesis", "pytest"]
+PRELOADED = [
+    "torch",
+    "torch._dynamo",
+    "halfstep.engine",
+    "halfstep.train.job",
+    "transformers.models.llama.modeling_llama",
+    "hypothesis",
+    "pytest",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

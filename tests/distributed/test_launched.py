@@ -1,4 +1,4 @@
-"""Whole processes from beginning to end, as torchrun starts them: on one node, on two, and with a group of the script's own."""
+"""Whole processes from beginning to end, as torchrun starts them: on two nodes, on one, and with a group of the script's own."""
 
 from __future__ import annotations
 
@@ -76,22 +76,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found(folder, 0, 1)
 
 
-def test_torchrun_on_one_node(tmp_path: Path, alone: dict[str, Any]) -> None:
-    ended_well([torchrun("--standalone", "--nproc-per-node", "2", str(SCRIPT), str(tmp_path), "plain")])
-    assert_two_ranks_did_what_one_process_does(tmp_path, alone)
-
-
 def test_torchrun_on_two_nodes(tmp_path: Path, alone: dict[str, Any]) -> None:
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "two-nodes"]
     words = ["--nnodes", "2", "--nproc-per-node", "1", *meeting, "--local-addr", "127.0.0.1", str(SCRIPT), str(tmp_path), "plain"]
     ended_well([torchrun(*words), torchrun(*words)])
     assert_two_ranks_did_what_one_process_does(tmp_path, alone)
-
-
-def test_threads_of_the_group_end_before_the_interpreter(tmp_path: Path) -> None:
-    port = free_port()
-    ended_well([start(str(SCRIPT), str(tmp_path), "plain", **environment(rank, 2, port)) for rank in range(2)])
-    assert [json.loads((tmp_path / f"threads-of-{rank}.json").read_text()) for rank in range(2)] == [[], []]
+    assert [json.loads((tmp_path / f"threads-of-{rank}.json").read_text()) for rank in range(2)] == [[], []], (
+        "the group's threads end before the interpreter"
+    )
 
 
 @pytest.mark.parametrize("mode", ["own group, destroyed", "own group, left"])
@@ -106,16 +98,3 @@ def test_torchrun_ends_when_one_rank_fails(tmp_path: Path) -> None:
     assert code == 1
     assert "ValueError: sample 17 has no label" in words
     assert "terminate called" not in words
-
-
-def test_a_rank_that_dies_is_restarted_and_the_run_goes_on_bitwise(tmp_path: Path) -> None:
-    script, told = SCRIPT.with_name("restarted.py"), {}
-    for name, kill in (("whole", "0"), ("killed", "5")):
-        (tmp_path / name).mkdir()
-        words = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", str(script), str(tmp_path / name), kill]
-        [(code, said)] = end([torchrun(*words)])
-        assert code == 0, said
-        told[name] = [(tmp_path / name / f"rank-{rank}.txt").read_text() for rank in (0, 1)]
-    digest = told["whole"][0].split()[-1]
-    assert told["whole"] == [f" {digest}"] * 2
-    assert told["killed"] == [f"5 {digest}"] * 2

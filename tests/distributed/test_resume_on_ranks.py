@@ -17,6 +17,7 @@ from checkpoints.runs import assert_same
 from distributed.ranks import Ended
 from halfstep import Checkpoints, Engine
 from halfstep.checkpoint.manifest import read_manifest
+from halfstep.errors import UsageError
 
 Both = Callable[..., list[Any]]
 GLOBAL_BATCH = 4
@@ -174,6 +175,24 @@ def test_a_rank_whose_disk_is_full_is_told_on_all(both: Both, tmp_path: Path) ->
     sentence = f"{tmp_path}/update-00000000 cannot be written: the disk is full. What was saved before is still there."
     assert told == [f"UsageError: {sentence}"] * 2
     assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+def saves_apart(folder: Path) -> str:
+    model = nn.Linear(2, 2)
+    engine = Engine(model, torch.optim.SGD(model.parameters(), lr=0.1), precision="fp32", sharding="ddp")
+    place = Path(f"{folder}{engine.group.rank}")
+    with pytest.raises(UsageError) as told:
+        Checkpoints(place).save(engine, wait=True)
+    return str(told.value).replace(str(place), "FOLDER")
+
+
+def test_hosts_that_do_not_see_the_same_folder_are_told(both: Both, tmp_path: Path) -> None:
+    first, _ = both(saves_apart, tmp_path / "of rank ")
+    assert first == (
+        "FOLDER/update-00000000 cannot be written: rank-00001.safetensors, which another rank has written, is not there. All "
+        "hosts must see the same folder."
+    )
+    assert [path.name for path in (tmp_path / "of rank 0").iterdir()] == ["lock"]
 
 
 def loads_damaged(folder: Path) -> None:

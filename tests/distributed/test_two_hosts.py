@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 SCRIPT = Path(__file__).with_name("endless.py")
-UPDATES = 20
+SAVED, LAST = 20, 30
 TIMEOUT_S = 90.0
 LOST = (
     "halfstep.errors.RunStopped: Another rank has not answered for as long as the process group waits: its machine or the "
@@ -46,14 +46,16 @@ class Hosts:
             ip("-n", name, "link", "set", "lo", "up")
             ip("-n", name, "link", "set", "eth0", "up")
 
-    def torchrun(self, host: int) -> subprocess.Popen[str]:
-        """The script on one of the hosts, as docs/many-machines.md says."""
+    def torchrun(self, host: int, folder: Path, *, restarts: int) -> subprocess.Popen[str]:
+        """The script on one of the hosts, as docs/many-machines.md says; where there are restarts, one host is enough."""
         meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{self.addresses[0]}:29400", "--rdzv-id", "two-hosts"]
-        place = ["--rdzv-conf", f"is_host={str(host == 0).lower()}", "--local-addr", self.addresses[host]]
-        words = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", *meeting, *place]
+        conf = f"is_host={str(host == 0).lower()},last_call_timeout=2,keep_alive_interval=1"
+        place = ["--rdzv-conf", conf, "--local-addr", self.addresses[host], "--max-restarts", str(restarts)]
+        nodes = ["--nnodes", "1:2" if restarts else "2", "--nproc-per-node", "1"]
+        words = [sys.executable, "-m", "torch.distributed.run", *nodes, *meeting, *place]
         variables = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
         return subprocess.Popen(
-            ["ip", "netns", "exec", self.names[host], *words, str(SCRIPT)],
+            ["ip", "netns", "exec", self.names[host], *words, str(SCRIPT), str(folder)],
             env=variables,
             text=True,
             stdout=subprocess.PIPE,
@@ -90,7 +92,7 @@ def by_hand() -> list[float]:
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     x, y = torch.randn(30, 4), torch.randn(30, 1)
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.01), []
-    for update in range(UPDATES):
+    for update in range(LAST):
         rows = slice(update % 5 * 6, update % 5 * 6 + 6)
         loss = (model(x[rows]) - y[rows]).square().sum() / 6
         optimizer.zero_grad()
@@ -110,17 +112,23 @@ def read_until(process: subprocess.Popen[str], wanted: Callable[[str], bool]) ->
     raise AssertionError("".join(lines))
 
 
-def test_two_hosts_train_as_one_and_the_run_ends_when_one_is_cut_off(hosts: Hosts) -> None:
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_two_hosts_train_as_one_and_when_one_is_cut_off_the_run_ends_or_the_other_goes_on(
+    hosts: Hosts, restarts: int, tmp_path: Path
+) -> None:
     """The group waits 8 s for a rank; a host that is cut off sends no word, so that nothing else can tell."""
-    first, second = hosts.torchrun(0), hosts.torchrun(1)
+    first, second = (hosts.torchrun(host, tmp_path, restarts=restarts) for host in (0, 1))
+    wanted = by_hand()
     try:
-        lines = read_until(first, lambda line: f"update {UPDATES}," in line)
+        lines = read_until(first, lambda line: f"update {SAVED + 1}," in line)
         losses = [float(line.rpartition(" ")[2]) for line in lines if line.startswith("rank 0 of 2")]
-        assert losses == pytest.approx(by_hand(), rel=1e-5, abs=1e-6)
+        assert losses == pytest.approx(wanted[: SAVED + 1], rel=1e-5, abs=1e-6)
         hosts.cut_off(1)
         said, _ = first.communicate(timeout=TIMEOUT_S)
-        assert first.returncode == 1
         assert LOST in said
+        assert first.returncode == (0 if restarts else 1), said
+        alone = [line for line in said.splitlines() if line.startswith("rank 0 of 1")]
+        assert [float(line.rpartition(" ")[2]) for line in alone] == pytest.approx(wanted[SAVED:] if restarts else [], rel=1e-4)
     finally:
         hosts.close()
         for process in (first, second):

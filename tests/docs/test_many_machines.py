@@ -22,7 +22,7 @@ ELASTIC = {"minReplicas", "maxReplicas", "rdzvBackend", "rdzvPort", "rdzvHost", 
 REPLICAS = {"replicas", "template", "restartPolicy"}
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=["torchrun", "slurm"])
+@pytest.mark.parametrize("script", SCRIPTS, ids=["torchrun", "restarts", "slurm"])
 def test_scripts_are_bash(script: str) -> None:
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
@@ -34,7 +34,7 @@ def commands() -> list[list[str]]:
     return [*(shlex.split(line.partition("torchrun ")[2]) for line in joined), job["args"]]
 
 
-@pytest.mark.parametrize("words", commands(), ids=["torchrun", "slurm", "kubernetes"])
+@pytest.mark.parametrize("words", commands(), ids=["torchrun", "restarts", "slurm", "kubernetes"])
 def test_torchrun_and_halfstep_know_every_word(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     words = ["4" if word == "$SLURM_NNODES" else word for word in words]
     args = get_args_parser().parse_args(words)

@@ -32,6 +32,7 @@ from torch.futures import Future
 from halfstep.checkpoint.disk import sync_folder, writing
 from halfstep.checkpoint.manifest import Chunk, File, Manifest, Stored, write_manifest
 from halfstep.checkpoint.tensor_file import DTYPES, NAMES, Written, bytes_of, read_tensor, write_tensors
+from halfstep.errors import UsageError
 
 Buffers = dict[MetadataIndex, torch.Tensor]
 """Copies on the host of this rank's parts, kept from one checkpoint to the next."""
@@ -129,8 +130,15 @@ class Writer(StorageWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write the manifest and put the checkpoint in its place."""
+        manifest = self._manifest(metadata, [one for of_rank in results for one in of_rank])
         with writing(self._folder):
-            write_manifest(self._beside, self._manifest(metadata, [one for of_rank in results for one in of_rank]))
+            for name in manifest.files:
+                if not (self._beside / name).is_file():
+                    raise UsageError(
+                        f"{self._folder} cannot be written: {name}, which another rank has written, is not there. All hosts must "
+                        "see the same folder."
+                    )
+            write_manifest(self._beside, manifest)
             sync_folder(self._beside)
             set_aside(self._folder)
             os.replace(self._beside, self._folder)

@@ -331,6 +331,11 @@ def _checkpoint(asked: CheckpointSection, decisions: Decisions) -> CheckpointRun
     )
 
 
+def _rank_minutes(facts: Facts) -> tuple[float, str]:
+    backend, minutes = ("gloo", 30.0) if facts.machine.device == "cpu" else ("the device's backend", 10.0)
+    return minutes, f"so long torch waits by itself with {backend}"
+
+
 def _run(written: Written, inputs: Inputs, facts: Facts, decisions: Decisions) -> OutputRun:
     name = inputs.architecture or (inputs.factory or str(inputs.path).rstrip("/").rpartition("/")[2]).replace(":", ".")
     folder = f"runs/{facts.started:%Y-%m-%d-%H%M%S}-{name}"
@@ -342,4 +347,5 @@ def _run(written: Written, inputs: Inputs, facts: Facts, decisions: Decisions) -
         ),
         tensorboard=decisions.default("run.tensorboard", written.run.tensorboard, True, "events cost next to nothing"),
         loggers=tuple(decisions.default("run.loggers", written.run.loggers, [], "none was asked for")),
+        rank_minutes=decisions.default("run.rank_minutes", written.run.rank_minutes, *_rank_minutes(facts)),
     )

@@ -23,6 +23,7 @@ MAY_CHANGE = (
     "checkpoint.keep",
     "run.tensorboard",
     "run.loggers",
+    "run.rank_minutes",
 )
 """Keys that change no update, but for the rounding of another split of the same global batches."""
 

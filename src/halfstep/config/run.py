@@ -151,13 +151,15 @@ class CheckpointRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputRun:
-    """Where the run is kept, its seed, whether every operation must repeat bitwise, and who is told beside the log."""
+    """Where the run is kept, its seed, whether every operation must repeat bitwise, who is told beside the log, and how many
+    minutes the ranks wait for one that does not answer."""
 
     folder: str
     seed: int
     deterministic: bool
     tensorboard: bool
     loggers: tuple[LoggerName, ...]
+    rank_minutes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -204,6 +204,7 @@ class RunSection(Section):
     deterministic: bool | Auto | None = _key(YES_OR_NO)
     tensorboard: bool | Auto | None = _key(YES_OR_NO)
     loggers: Loggers | Auto | None = _key('"mlflow", "wandb" or a list of both')
+    rank_minutes: Annotated[float, Field(gt=0)] | Auto | None = _key('a number of minutes above 0, or "auto"')
 
 
 class Written(Section):

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -187,7 +188,7 @@ class Group:
 
     def another(self) -> Any:
         """A gloo group of the same ranks for a thread of its own; None where there is one rank. Every rank calls it."""
-        return None if self.alone else dist.new_group(backend="gloo")
+        return None if self.alone else _group_of_hosts(self._device)
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -225,10 +226,14 @@ class Group:
             self._control = self._steps = None
 
 
-def connect(device: torch.device) -> Group:
+def connect(device: torch.device, *, timeout: timedelta | None = None) -> Group:
     """Join the ranks that `torchrun` started; the group ends with the process.
 
     Uses the process group that exists, or starts one with the backend of `device` (NCCL, XCCL, gloo).
+
+    Args:
+        device: where this rank computes.
+        timeout: how long a group that is started here waits for a rank; None for as long as its backend does by itself.
 
     Raises:
         DeviceError: there are several ranks, and torch connects none on this device.
@@ -244,7 +249,7 @@ def connect(device: torch.device) -> Group:
             "Start one process, or put the model on the CPU."
         )
     if not dist.is_initialized():
-        _start(device)
+        _start(device, timeout)
     group = Group(place, _group_of_hosts(device), device)
     group.answer()
     atexit.register(_release, weakref.ref(group))
@@ -276,7 +281,7 @@ def _group_of_hosts(device: torch.device | None) -> Any:
     return dist.new_group(backend="gloo", timeout=timeout)
 
 
-def _start(device: torch.device) -> None:
+def _start(device: torch.device, timeout: timedelta | None) -> None:
     if device.type != "cpu":
         torch.get_device_module(device).set_device(device)
     from torch.distributed.distributed_c10d import PrefixStore  # only there where torch has process groups
@@ -285,7 +290,8 @@ def _start(device: torch.device) -> None:
     store, rank, size = next(rendezvous("env://"))
     # torchrun's store outlives the ranks (torch 2.13), and gloo would look for those that have died where they were
     store = PrefixStore(f"attempt {restarts()}", store)
-    dist.init_process_group(dist.get_default_backend_for_device(device.type), store=store, rank=rank, world_size=size)
+    backend = dist.get_default_backend_for_device(device.type)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     atexit.register(_end)
 
 

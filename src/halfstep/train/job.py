@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -110,7 +110,7 @@ def prepare(written: Written, *, started: datetime, resume: Resume | None = None
     device = device_of(written)
     allocator = keep_freed_memory(device.type)
     opened = open_inputs(written)
-    group = connect(device)
+    group = connect(device, timeout=_patience(written))
     facts = alike(facts_of(opened, written, device, started), group)
     resolved = resolve(written, opened.inputs, facts)
     require(resolved.run.run.loggers)
@@ -149,6 +149,11 @@ def prepare(written: Written, *, started: datetime, resume: Resume | None = None
         group=group,
         resume=resume,
     )
+
+
+def _patience(written: Written) -> timedelta | None:
+    minutes = written.run.rank_minutes
+    return timedelta(minutes=minutes) if isinstance(minutes, float | int) else None
 
 
 def train(job: Prepared, interruption: Interruption, *, stream: TextIO) -> tuple[Summary, Path]:

@@ -137,7 +137,8 @@ def test_what_would_change_the_numbers_is_refused(train: Train, cut_off: Interru
     cut_off(*SETTINGS, after=2)
     can = (
         "`processes`, `batch.micro`, `data.workers`, `limits.minutes`, `evaluation.keep_best`, `checkpoint.every_updates`, "
-        "`checkpoint.every_minutes`, `checkpoint.keep`, `run.tensorboard`, `run.loggers`."
+        "`checkpoint.every_minutes`, `checkpoint.keep`, `run.tensorboard`, `run.loggers`, "
+        "`run.rank_minutes`."
     )
     for key in ("precision=bf16", "batch.global=4", "optimizer.learning_rate=1.0"):
         refused(
