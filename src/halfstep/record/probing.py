@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from halfstep.events.vocabulary import Place
 from halfstep.findings.finding import Finding
 from halfstep.record.objects import Known
 from halfstep.record.patches import Patches
+from halfstep.record.probes.budget import Budget
 from halfstep.record.probes.dtypes import Dtypes
 from halfstep.record.probes.evidence import Replay
 from halfstep.record.probes.numbers import Numbers
@@ -27,6 +29,7 @@ from halfstep.record.samples import Samples
 from halfstep.report.parts import AnyPart, Table
 
 MOST_PAIRS = 8
+MOST_PAIRS_EVER = 32
 MOST_WAITING = 1024
 
 
@@ -50,18 +53,33 @@ class Asked:
         """A set of probes for one pair."""
         if self.replay is not None:
             return [Replay(self.replay)]
-        always: list[Probe] = [Numbers(rank=rank, evidence=self.evidence, script=self.script), Sizes(), Dtypes()]
-        return [*always, Speed()] if self.profile else always
+        numbers = Numbers(rank=rank, evidence=self.evidence, script=self.script)
+        if not self.profile:
+            return [numbers, Sizes(), Dtypes()]
+        speed = Speed()
+        return [speed, numbers, Sizes(budget=Budget(closed=lambda: speed.profiling)), Dtypes()]
 
 
 @dataclass(slots=True)
 class Pair:
-    """A model, the optimizer that trains it, and the probes that look at both."""
+    """A model, the optimizer that trains it, and the probes that look at both. It keeps neither of them alive."""
 
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
+    number: int
+    model: weakref.ref[nn.Module]
+    optimizer: weakref.ref[torch.optim.Optimizer]
+    name: str
+    """The model's class."""
     probes: list[Probe]
     updates: int = 0
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the script has let go of one of both."""
+        return self.model() is None or self.optimizer() is None
+
+    def titled(self, part: AnyPart) -> AnyPart:
+        """Parts of a second model say whose they are."""
+        return replace(part, title=f"{part.title}, {self.name} ({self.number + 1})") if self.number else part
 
 
 @dataclass
@@ -74,6 +92,8 @@ class Probing(Listener):
     pairs: list[Pair] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     samples: Samples = field(default_factory=Samples)
+    gone: list[dict[str, Any]] = field(default_factory=list)
+    """What was told of pairs that the script has let go of."""
     final: dict[str, Any] | None = None
     """What was told when the probes were taken out."""
 
@@ -89,19 +109,31 @@ class Probing(Listener):
 
     def forward_begins(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
         """The first call of a model under gradients makes its pairs."""
-        if self.final is not None or not torch.is_grad_enabled() or any(pair.model is model for pair in self.pairs):
+        if self.final is not None or not torch.is_grad_enabled() or any(pair.model() is model for pair in self.pairs):
             return
         objects = self.recorder.objects
-        owners = dict.fromkeys(owner for p in model.parameters() for owner in objects.owners(p))
-        for owner in owners:
+        for owner in dict.fromkeys(owner for p in model.parameters() for owner in objects.owners(p)):
             optimizer = objects.thing(owner)
-            if isinstance(optimizer, torch.optim.Optimizer) and len(self.pairs) < MOST_PAIRS:
-                pair = Pair(model, optimizer, self.asked.probes(self.rank))
-                self.pairs.append(pair)
-                scalers = [s for s in objects.things("scaler") if s.is_enabled()]
-                self._each(
-                    [pair], lambda probe, pair=pair, s=scalers: probe.attach(pair.model, pair.optimizer, s[-1] if s else None)
-                )
+            if isinstance(optimizer, torch.optim.Optimizer):
+                self._let_go()
+                self._pair(model, optimizer)
+
+    def _pair(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        number = len(self.pairs) + len(self.gone)
+        if len(self.pairs) >= MOST_PAIRS or number >= MOST_PAIRS_EVER:
+            return
+        name = type(model).__name__
+        pair = Pair(number, weakref.ref(model), weakref.ref(optimizer), name, self.asked.probes(self.rank))
+        self.pairs.append(pair)
+        scalers = [scaler for scaler in self.recorder.objects.things("scaler") if scaler.is_enabled()]
+        self._each([pair], lambda probe: probe.attach(model, optimizer, scalers[-1] if scalers else None))
+
+    def _let_go(self) -> None:
+        """Keep what was told of pairs that are gone, and leave their probes."""
+        for pair in [pair for pair in self.pairs if pair.is_gone]:
+            self._each([pair], lambda probe: probe.detach())
+            self.gone.append(self._told(pair))
+            self.pairs.remove(pair)
 
     def backward_begins(self, loss: torch.Tensor, place: Place | None) -> None:
         """A backward begins: of which model is for the probes to know."""
@@ -110,7 +142,7 @@ class Probing(Listener):
     def update_ended(self, optimizer: torch.optim.Optimizer, scaler: Any) -> None:
         """An update of one optimizer ended."""
         for pair in self.pairs:
-            if pair.optimizer is optimizer:
+            if pair.optimizer() is optimizer:
                 self._each([pair], lambda probe, pair=pair: probe.update_ended(pair.updates))
                 pair.updates += 1
 
@@ -118,18 +150,21 @@ class Probing(Listener):
         """What the probes found and measured until now, as data for another process."""
         if self.final is not None:
             return self.final
-        findings: list[Finding] = []
-        parts: list[AnyPart] = []
-        self._each(self.pairs, lambda probe: findings.extend(probe.findings()))
-        for number, pair in enumerate(self.pairs):
-            made: list[AnyPart] = []
-            self._each([pair], lambda probe, made=made: made.extend(probe.measurements()))
-            parts += [_named(part, pair.model, number) for part in made] if number else made
+        told = [*self.gone, *map(self._told, self.pairs)]
+        findings = [finding for of_pair in told for finding in of_pair["findings"]]
+        parts = [part for of_pair in told for part in of_pair["parts"]]
         if self.failed:
             about = "The script is not at fault, and ran on without them."
             parts.append(
                 Table(title="Probes that failed", about=about, columns=("probe", "error"), rows=tuple(self.failed.items()))
             )
+        return {"findings": findings, "parts": parts}
+
+    def _told(self, pair: Pair) -> dict[str, Any]:
+        findings: list[Finding] = []
+        parts: list[AnyPart] = []
+        self._each([pair], lambda probe: findings.extend(probe.findings()))
+        self._each([pair], lambda probe: parts.extend(map(pair.titled, probe.measurements())))
         return {"findings": findings, "parts": parts}
 
     def left_group(self) -> None:
@@ -188,8 +223,3 @@ class Probing(Listener):
             return batch
 
         return __next__
-
-
-def _named(part: AnyPart, model: nn.Module, number: int) -> AnyPart:
-    """Parts of a second model say whose they are."""
-    return replace(part, title=f"{part.title}, {type(model).__name__} ({number + 1})")

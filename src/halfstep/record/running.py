@@ -50,8 +50,8 @@ def run(target: str, args: list[str], *, module: bool) -> Ending:
         return _exited(end)
     except Replayed as end:
         return Ending(int(end.reproduced), replayed=str(end))
-    except KeyboardInterrupt:
-        return Ending(130, "it was interrupted (Ctrl-C)", traceback.format_exc(limit=-2))
+    except KeyboardInterrupt as error:
+        return Ending(130, "it was interrupted (Ctrl-C)", _without_us(error))
     except BaseException as error:
         return Ending(1, in_words(error), _without_us(error))
     return Ending()
@@ -67,7 +67,7 @@ def _exited(end: SystemExit) -> Ending:
 def in_words(error: BaseException) -> str:
     """What an error ended, for a report."""
     text = str(error).strip().splitlines()
-    return f"it raised {type(error).__name__}" + (f": {text[0][:200]}" if text else "")
+    return f"it raised {type(error).__name__}" + (f": {text[0][:200].rstrip('.')}" if text else "")
 
 
 def _without_us(error: BaseException) -> str:

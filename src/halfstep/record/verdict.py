@@ -13,7 +13,11 @@ from halfstep.record.comparing import compared, denied, ranks_table, samples_tab
 from halfstep.record.telling import Heard
 from halfstep.record.text import BY_TEXT, Text
 from halfstep.rules.judge import judge
+from halfstep.rules.measured.speed import CARDS as SPEED
 from halfstep.rules.settings import Settings
+
+_BY_COST = frozenset(card.name for card in SPEED)
+"""Findings whose amounts were measured: they come with the largest first."""
 
 
 @dataclass(slots=True)
@@ -85,4 +89,12 @@ def _once(findings: list[Finding]) -> list[Finding]:
     seen: dict[tuple[str, str, int], Finding] = {}
     for finding in findings:
         seen.setdefault((finding.rule, finding.path, finding.line), finding)
-    return sorted(seen.values(), key=lambda f: (-f.severity.weight, f.path, f.line, f.column, f.code))
+    found = list(seen.values())
+    return sorted(
+        found,
+        key=lambda f: (
+            -f.severity.weight,
+            *(("", found.index(f), 0) if f.rule in _BY_COST else (f.path, f.line, f.column)),
+            f.code,
+        ),
+    )

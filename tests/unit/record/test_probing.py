@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -10,7 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from halfstep.events.vocabulary import ScaleRead
+from halfstep.record.library import watch
 from halfstep.record.probes.numbers import Numbers
+from halfstep.record.probing import MOST_PAIRS
 from halfstep.record.session import Session
 from unit.record.watched import mlp, squares
 
@@ -58,7 +62,7 @@ def test_each_pair_of_a_gan_has_probes_of_its_own() -> None:
             first.step()
             told(fake).mean().backward()
             second.step()
-        seen.extend((pair.model is told, pair.updates) for pair in session.probing.pairs)
+        seen.extend((pair.model() is told, pair.updates) for pair in session.probing.pairs)
 
     seen: list[tuple[bool, int]] = []
     session = Session()
@@ -103,3 +107,24 @@ def test_probes_say_nothing_on_the_tape_and_leave_no_hook() -> None:
     assert sum(type(event).__name__ == "Forward" for event in events) == 4
     assert not any(isinstance(event, ScaleRead) for event in events)
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_models_that_the_script_lets_go_of_are_not_kept_alive_and_still_told_of() -> None:
+    def fold() -> tuple[weakref.ref[nn.Module], weakref.ref[torch.optim.Optimizer]]:
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).mean().backward()
+            optimizer.step()
+        return weakref.ref(model), weakref.ref(optimizer)
+
+    gc.disable()
+    try:
+        with watch() as watched:
+            alive = [ref() for _ in range(MOST_PAIRS + 1) for ref in fold()]
+    finally:
+        gc.enable()
+    assert set(alive) == {None}
+    titles = [part.title for part in watched.parts if part.title.startswith("Loss")]
+    assert titles == ["Loss", *(f"Loss, Linear ({number})" for number in range(2, MOST_PAIRS + 2))]

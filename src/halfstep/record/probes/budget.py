@@ -16,16 +16,24 @@ class Budget:
     Args:
         share: of the time that has passed; infinity measures every update.
         clock: gives seconds.
+        closed: whether nothing may be measured now, whatever the time.
     """
 
-    def __init__(self, share: float = 0.01, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._share, self._clock = share, clock
+    def __init__(
+        self,
+        share: float = 0.01,
+        clock: Callable[[], float] = time.perf_counter,
+        closed: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._share, self._clock, self._closed = share, clock, closed
         self._begun: float | None = None
         self._spent_s = 0.0
         self._count = 0
 
     def allows(self) -> bool:
         """Whether there is time for one more."""
+        if self._closed():
+            return False
         now = self._clock()
         if self._begun is None:
             self._begun = now

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,13 +20,13 @@ class Layers:
     """Parameters by layer.
 
     Attributes:
-        parameters: the parameters of the model that the optimizer holds.
+        held: the parameters of the model that the optimizer holds, none of which is kept alive.
         paths: the name of each.
         owner: for each parameter, the index of its layer in `names`.
         names: the path of each layer, in the order of the model.
     """
 
-    parameters: tuple[nn.Parameter, ...]
+    held: tuple[weakref.ref[nn.Parameter], ...]
     paths: tuple[str, ...]
     owner: tuple[int, ...]
     names: tuple[str, ...]
@@ -40,14 +41,11 @@ class Layers:
         names = tuple(dict.fromkeys(layers))
         place = {name: number for number, name in enumerate(names)}
         owner = tuple(place[layer] for layer in layers)
-        return Layers(parameters=tuple(p for _, p in named), paths=paths, owner=owner, names=names)
+        return Layers(held=tuple(weakref.ref(p) for _, p in named), paths=paths, owner=owner, names=names)
 
-    def summed(self, amounts: Iterable[tuple[int, float]]) -> list[float]:
-        """Amounts of single parameters, given by their index, summed over each layer."""
-        sums = [0.0] * len(self.names)
-        for index, amount in amounts:
-            sums[self.owner[index]] += amount
-        return sums
+    def parameters(self) -> Iterator[tuple[int, nn.Parameter]]:
+        """The parameters that live, each with its index."""
+        return ((index, parameter) for index, held in enumerate(self.held) if (parameter := held()) is not None)
 
 
 def grouped(paths: Sequence[str]) -> list[str]:
@@ -60,14 +58,25 @@ def grouped(paths: Sequence[str]) -> list[str]:
 
 def norms_of(layers: Layers) -> list[float]:
     """The norm of each layer's gradient, in FP32; 0 where it has none. One read of the gradients, one wait for the device."""
-    present = [(index, values(p.grad)) for index, p in enumerate(layers.parameters) if p.grad is not None]
-    if not present:
-        return [0.0] * len(layers.names)
-    norms = torch._foreach_norm([gradient for _, gradient in present], 2, torch.float32)
-    read: list[float] = torch.stack([norm.to(norms[0].device) for norm in norms]).tolist()
-    read = [norm if math.isfinite(norm) else wide_norm(g) for norm, (_, g) in zip(read, present, strict=True)]
-    squares = ((index, norm * norm) for (index, _), norm in zip(present, read, strict=True))
-    return [math.sqrt(square) for square in layers.summed(squares)]
+    owner, gradients = [], []
+    for index, parameter in layers.parameters():
+        if parameter.grad is not None:
+            owner.append(layers.owner[index])
+            gradients.append(values(parameter.grad))
+    squares = [0.0] * len(layers.names)
+    for layer, norm, gradient in zip(owner, _read(gradients), gradients, strict=True):
+        norm = norm if math.isfinite(norm) else wide_norm(gradient)
+        squares[layer] += norm * norm
+    return list(map(math.sqrt, squares))
+
+
+def _read(gradients: list[Tensor]) -> list[float]:
+    if not gradients:
+        return []
+    norms = torch._foreach_norm(gradients, 2, torch.float32)
+    device = norms[0].device
+    read: list[float] = torch.stack([norm if norm.device == device else norm.to(device) for norm in norms]).tolist()
+    return read
 
 
 def wide_norm(gradient: Tensor) -> float:

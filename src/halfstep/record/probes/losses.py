@@ -36,10 +36,10 @@ class Losses:
     def begins(self, loss: Tensor) -> None:
         """A backward begins. An accelerator is not waited for; there the loss is read when the update ends."""
         self._settle()
-        value: Tensor | float = loss.detach().float().sum()
-        operation = LossOperation()
-        if isinstance(value, Tensor) and value.device.type == "cpu":
-            value = value.item()
+        held, operation = loss.detach(), LossOperation()
+        value: Tensor | float = held if held.numel() == 1 and held.device.type == "cpu" else held.float().sum()
+        if held.device.type == "cpu":
+            value = float(value)
             operation = operation if math.isfinite(value) else loss_operation(loss)
         self._begun = Begun(loss=value, operation=operation, arrived=self._keeper.arrived)
 

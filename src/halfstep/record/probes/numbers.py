@@ -7,6 +7,7 @@ again with the weights of before the step, this time looking at every operation.
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -62,7 +63,7 @@ class Numbers(Probe):
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> None:
         """Hear forwards and steps."""
-        self._model, self._layers = model, Layers.of(model, optimizer)
+        self._model, self._layers = weakref.ref(model), Layers.of(model, optimizer)
         self._grid = Grid(self._layers.names)
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._scale_before = scale_of(self._scaler)
@@ -98,8 +99,11 @@ class Numbers(Probe):
             self._searched(self._keeper.calls)
 
     def _searched(self, calls: Sequence[Call]) -> None:
+        model = self._model()
+        if model is None:
+            return
         try:
-            origin = find_origin(self._model, calls, self._keeper.device)
+            origin = find_origin(model, calls, self._keeper.device)
         except (RuntimeError, NotImplementedError) as error:  # what the model raises when it is called once more
             origin = Origin(phase=Phase.UNKNOWN, detail=f"the micro-batch could not be run again ({error})")
         if origin.phase is Phase.LOSS:
@@ -109,7 +113,7 @@ class Numbers(Probe):
         harmless = origin.phase in NOWHERE or (self._scaler is not None and beyond_the_scale(origin))
         if self._evidence is not None and not harmless:
             name = f"update-{self._counts.updates}-rank-{self._rank}.pt"
-            self._saved = save(self._evidence / name, self._model, calls[origin.micro_batch], origin, script=self._script)
+            self._saved = save(self._evidence / name, model, calls[origin.micro_batch], origin, script=self._script)
 
     def update_ended(self, index: int) -> None:
         """Book the update. Where no step was heard, the scaler has skipped it and the gradients are still there."""

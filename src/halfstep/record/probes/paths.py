@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,7 @@ class Paths:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
+        self._model = weakref.ref(model)
         self._hooks: list[Any] = []
         self._running: list[str] = []
         self._starts: list[int] = []
@@ -29,7 +30,8 @@ class Paths:
 
     def install(self) -> None:
         """Follow from now on."""
-        for path, module in self._model.named_modules():
+        model = self._model()
+        for path, module in model.named_modules() if model is not None else ():
             self._hooks.append(module.register_forward_pre_hook(self._entering(path), prepend=True))
             self._hooks.append(module.register_forward_hook(self._leaving(path), always_call=True))
         self._mark("")

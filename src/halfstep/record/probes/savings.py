@@ -41,6 +41,7 @@ class Profile:
         backward_s: of autograd, on the host.
         optimizer_s: in the optimizer's step.
         optimizer: its name.
+        optimizer_place: the line that steps.
         optimizer_form: `fused`, `foreach` or `loop`.
         products_s: in matrix products, on the device.
         flops: of matrix products by dtype.
@@ -82,6 +83,7 @@ class Profile:
     recompiles: int
     speedup: float | None
     device_type: str
+    optimizer_place: Place | None = None
 
     @property
     def whole_flops(self) -> float:
@@ -101,6 +103,11 @@ class Saving:
     seconds: float | None
     told: str
     place: Place | None = None
+
+    @property
+    def change(self) -> str:
+        """What to write instead, in one line."""
+        return "; ".join(self.card.instead.strip().splitlines()).replace(":; ", ":").replace("    ", " ")
 
 
 def savings(profile: Profile) -> list[Saving]:
@@ -150,7 +157,7 @@ def _data(p: Profile) -> Iterator[Saving]:
 def _optimizer(p: Profile) -> Iterator[Saving]:
     if p.optimizer_form == "loop" and p.share(p.optimizer_s) > LIMIT:
         told = f"{p.optimizer} steps parameter by parameter in {p.share(p.optimizer_s):.0%} of an update"
-        yield Saving(card=cards.OPTIMIZER_LOOP, seconds=p.optimizer_s, told=told)
+        yield Saving(card=cards.OPTIMIZER_LOOP, seconds=p.optimizer_s, told=told, place=p.optimizer_place)
 
 
 def _device(p: Profile) -> Iterator[Saving]:

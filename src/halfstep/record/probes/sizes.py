@@ -68,12 +68,13 @@ class Sizes(Probe):
         self._before: list[tuple[int, Tensor, Tensor | None]] = []
         self._place: Place | None = None
         self._forwards, self._most_forwards, self._update = 0, 0, 0
-        self._half, self._rate = False, 0.0
+        self._half, self._rate, self._rates_are_zero = False, 0.0, False
+        self._low_told, self._adds_in_bf16 = "", False
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> None:
         """Hear steps and forwards."""
         self._layers = Layers.of(model, optimizer)
-        self._optimizer = optimizer
+        self._device_type = next((p.device.type for p in model.parameters()), "cpu")
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._seen = [Seen() for _ in self._layers.names]
         self._underflow, self._ratios = Grid(self._layers.names), Grid(self._layers.names)
@@ -88,8 +89,8 @@ class Sizes(Probe):
             return
         self._forwards += 1
         self._place = self._place or line_of_script()
-        if not self._half and self._layers.parameters:
-            device = self._layers.parameters[0].device.type
+        if not self._half:
+            device = self._device_type
             self._half = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.float16
 
     def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -97,13 +98,14 @@ class Sizes(Probe):
         if self._budget.allows():
             with self._budget.spending(begins=True), torch.no_grad():
                 scaled = getattr(optimizer, "grad_scale", None)
+                rates = [float(group["lr"]) for group in optimizer.param_groups]
+                self._rate, self._rates_are_zero = max(self._rate, *rates), not any(rates)
                 self._look(1.0 if scaled is None else float(scaled))
 
     def _look(self, divisor: float) -> None:
         """Sample weights and gradients, and count what FP16 holds of the gradients."""
         scale = scale_of(self._scaler) or 1.0
-        self._rate = max(self._rate, *(float(group["lr"]) for group in self._optimizer.param_groups))
-        for index, parameter in enumerate(self._layers.parameters):
+        for index, parameter in self._layers.parameters():
             gradient = None if parameter.grad is None else sample(values(parameter.grad)).float() / divisor
             sparse = parameter.grad is not None and parameter.grad.is_sparse
             self._before.append((index, sample(values(parameter)).clone(), None if sparse else gradient))
@@ -133,6 +135,7 @@ class Sizes(Probe):
             return
         with self._budget.spending(begins=False), torch.no_grad():
             self._ratios.add(self._update, [self._moved(layer) for layer in range(len(self._seen))])
+            self._note_bf16(optimizer)
         self._before = []
 
     def _moved(self, layer: int) -> float | None:
@@ -140,13 +143,14 @@ class Sizes(Probe):
         change = weight = 0.0
         asked = lost = 0
         for index, before, gradient in self._of_layer(layer):
-            after = sample(values(self._layers.parameters[index]))
+            parameter = self._layers.held[index]()
+            after = before if parameter is None else sample(values(parameter))
             change += float((after.float() - before.float()).square().sum())
             weight += float(before.float().square().sum())
             if before.dtype is torch.bfloat16:
                 asked += int((gradient != 0).sum())
                 lost += int(((gradient != 0) & (after == before)).sum())
-        if asked and change == change and not self._nothing_moved():
+        if asked and change == change and not self._rates_are_zero:  # as warm-up begins with: nothing is lost to rounding
             self._seen[layer].add(lost=lost / asked)
         if weight == 0.0:
             return None
@@ -154,9 +158,13 @@ class Sizes(Probe):
         self._seen[layer].add(ratio=ratio)
         return ratio
 
-    def _nothing_moved(self) -> bool:
-        """A learning rate of 0, as warm-up begins with, loses nothing to rounding."""
-        return all(float(group["lr"]) == 0.0 for group in self._optimizer.param_groups)
+    def _note_bf16(self, optimizer: torch.optim.Optimizer) -> None:
+        """What the optimizer's state and the gradients are stored in."""
+        state = [t for kept in optimizer.state.values() for t in kept.values() if isinstance(t, Tensor)]
+        low = sum(t.dtype is torch.bfloat16 for t in state)
+        self._low_told = f"{low} of {len(state)} tensors of {type(optimizer).__name__}'s state are BF16" if low else ""
+        held = [t for _, p in self._layers.parameters() for t in (p, p.grad) if t is not None]
+        self._adds_in_bf16 = any(t.dtype is torch.bfloat16 for t in held)
 
     def update_ended(self, index: int) -> None:
         """Count the forwards of the update."""
@@ -197,15 +205,8 @@ class Sizes(Probe):
         return [finding(number_cards.UNDERFLOW, self._place, message)]
 
     def _low_state(self) -> list[Finding]:
-        state = [t for kept in self._optimizer.state.values() for t in kept.values() if isinstance(t, Tensor)]
-        low = [t for t in state if t.dtype is torch.bfloat16]
-        found = []
-        if low:
-            told = f"{len(low)} of {len(state)} tensors of {type(self._optimizer).__name__}'s state are BF16"
-            found.append(finding(bf16_cards.STATE, self._place, told))
-        grads = [p for p in self._layers.parameters if p.grad is not None and p.grad.dtype is torch.bfloat16]
-        weights = [p for p in self._layers.parameters if p.dtype is torch.bfloat16]
-        if self._most_forwards > 1 and (grads or weights):
+        found = [finding(bf16_cards.STATE, self._place, self._low_told)] if self._low_told else []
+        if self._most_forwards > 1 and self._adds_in_bf16:
             told = f"gradients of {self._most_forwards} micro-batches are added up in BF16"
             found.append(finding(bf16_cards.ACCUMULATION, self._place, told))
         return found

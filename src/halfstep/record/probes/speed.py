@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,13 +54,16 @@ class Speed(Probe):
         self._profile: Profile | None = None
         self._events: list[FunctionEvent] = []
         self._seconds, self._forward_s, self._begun = 0.0, 0.0, 0.0
+        self._step_s, self._step_begun = 0.0, 0.0
+        self._step_place: Place | None = None
+        self._optimizer_told = self._form_told = ""
         self._graphs = 0
         self._stepped = False
         self._first: int | None = None
 
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> None:
         """Hear forwards, to time them and to know their line."""
-        self._optimizer, self._paths = optimizer, Paths(inner(model))
+        self._optimizer, self._paths = weakref.ref(optimizer), Paths(inner(model))
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._hooks = [
             model.register_forward_pre_hook(self.safely(self._before)),
@@ -66,8 +71,19 @@ class Speed(Probe):
             optimizer.register_step_post_hook(self.safely(self._after_step)),
         ]
 
+    @property
+    def profiling(self) -> bool:
+        """Whether seconds are being measured now: other probes should take none."""
+        return self._profiler is not None
+
+    def _before_step(self, *_: Any) -> None:
+        self._step_place = self._step_place or line_of_script()
+        self._step_begun = time.perf_counter()
+
     def _after_step(self, *_: Any) -> None:
         self._stepped = True
+        if self._step_begun:
+            self._step_s, self._step_begun = self._step_s + time.perf_counter() - self._step_begun, 0.0
 
     def _before(self, *_: Any) -> None:
         self._place = self._place or line_of_script()
@@ -95,6 +111,12 @@ class Speed(Probe):
             self._profile = self._read(tallies)
 
     def _start(self) -> None:
+        optimizer = self._optimizer()
+        if optimizer is None:
+            return
+        # its hook before the step is the last one, as that after it is the first
+        self._hooks.append(optimizer.register_step_pre_hook(self.safely(self._before_step)))
+        self._optimizer_told, self._form_told = type(optimizer).__name__, self._form(optimizer.param_groups[0])
         on = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._device.type == "cuda" else [])]
         self._profiler = profile(activities=on)
         self._graphs, self._forward_s = _graphs(), 0.0
@@ -105,6 +127,7 @@ class Speed(Probe):
         if self._device.type != "cpu":
             torch.accelerator.synchronize(self._device)
         self._seconds = time.perf_counter() - self._seconds
+        self._hooks.pop().remove()
         self._profiler.stop()
         self._graphs = _graphs() - self._graphs
         self._events, self._profiler = list(self._profiler.events()), None
@@ -127,9 +150,10 @@ class Speed(Probe):
             waiting_s=_total_s(own, "enumerate(DataLoader)") / NUM_UPDATES,
             forward_s=self._forward_s / NUM_UPDATES,
             backward_s=_total_s(own, NODES) / NUM_UPDATES,
-            optimizer_s=_total_s(own, "Optimizer.step#") / NUM_UPDATES,
-            optimizer=type(self._optimizer).__name__,
-            optimizer_form=self._form(),
+            optimizer_s=self._step_s / NUM_UPDATES,
+            optimizer_place=self._step_place,
+            optimizer=self._optimizer_told,
+            optimizer_form=self._form_told,
             products_s=_products_s(own, on_cpu) / NUM_UPDATES,
             flops=flops,
             odd_flops=sum(t.flops for k, t in products.items() if k.dtype in LOW and any(side % 8 for side in k.shape)),
@@ -147,8 +171,7 @@ class Speed(Probe):
             device_type=self._device.type,
         )
 
-    def _form(self) -> str:
-        group = self._optimizer.param_groups[0]
+    def _form(self, group: dict[str, Any]) -> str:
         if group.get("fused"):
             return "fused"
         asked = group.get("foreach")
@@ -176,7 +199,8 @@ class Speed(Probe):
         most = (
             "unknown" if saving.seconds is None else f"{saving.seconds * 1e3:.3g} ms of {measured.seconds * 1e3:.3g} ms an update"
         )
-        return finding(saving.card, saving.place or self._place, f"{saving.told}; could save at most: {most}")
+        found = finding(saving.card, saving.place or self._place, f"{saving.told}; could save at most: {most}")
+        return replace(found, why=f"{found.why} Instead: `{saving.change}`")
 
     def measurements(self) -> list[AnyPart]:
         """Phases, matrix work by format, and what could be saved."""
@@ -192,7 +216,7 @@ class Speed(Probe):
         work = tuple((str(dtype).removeprefix("torch."), flops / 1e9) for dtype, flops in p.flops.items())
         found = savings(p)
         saved = tuple((saving.card.name, saving.seconds) for saving in found)
-        rows = tuple((s.card.what, number(s.seconds, "s"), s.told, s.card.instead.strip()) for s in found)
+        rows = tuple((s.card.what, number(s.seconds, "s"), s.told, s.change) for s in found)
         most = "Seconds of one update, largest first: each change saves at most so much."
         return [
             Bars(title="Time per phase", about=about, items=(*phases, ("optimizer step", p.optimizer_s), ("the rest", rest))),
