@@ -41,6 +41,8 @@ ZERO3 = ["sharding=zero3", *model_section("llama", **LLAMA, tie_word_embeddings=
 RUNS = {
     "zero3, tied embeddings": ZERO3,
     "zero2, activations computed again": ["sharding=zero2", "model.checkpoint_activations=true", *model_section("gpt2", **GPT2)],
+    "adapters beside fresh weights": [*ZERO3, "lora.rank=2", 'lora.targets=["q_proj", "embed_tokens"]'],
+    "adapters beside the folder of the first": ["sharding=zero3", "lora.rank=2"],
     "from the folder of the first": ["sharding=zero3", "precision=bf16"],
 }
 SHARDS, ALONE = "in shards", "alone"
@@ -101,4 +103,5 @@ def test_training_in_shards_from_fresh_weights_or_a_folder_is_that_of_one_proces
         asked = settings[0].removeprefix("sharding=")
         assert shards.choices["sharding"] == f"{asked} (asked for)"
         assert alone.choices["sharding"] == f'none (one process, so that "{asked}" has nothing to divide)'
-    assert first.value[-1].choices["model.weights"] == f"{place}/first (every tensor was in it; each rank read its shards)"
+    for left in first.value[-2:]:  # adapters too stand beside weights that were nowhere whole
+        assert left.choices["model.weights"] == f"{place}/first (every tensor was in it; each rank read its shards)"

@@ -51,11 +51,11 @@ ParameterGroup = dict[str, Any]
 def build_model(opened: Opened, run: Run, device: torch.device, group: Group) -> tuple[nn.Module, dict[str, Choice[Any]]]:
     """The model in FP32 on the device, whole or this rank's shards of it, and what was decided on the way.
 
-    Fresh weights are drawn on the CPU from the run's seed, so that they do not depend on device, rank or sharding. A model with
-    adapters, or of the user's own, is made whole and is sharded by the engine. Every rank must call it.
+    Fresh weights are drawn on the CPU from the run's seed, so that they do not depend on device, rank or sharding. A model of the
+    user's own is made whole and is sharded by the engine. Every rank must call it.
     """
     torch.manual_seed(run.run.seed)
-    if is_divided(run, group) and not (run.lora or run.model.factory):
+    if is_divided(run, group) and run.model.factory is None:
         return made_in_shards(opened, run, device, group)
     choices: dict[str, Choice[Any]] = {}
     model, fresh = _whole_model(opened, run, choices)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,11 +13,11 @@ from halfstep.config.options import Precision, Sharding
 from halfstep.config.run import Run
 from halfstep.distributed import Group
 from halfstep.precision.policy import policy_for
-from halfstep.train.adapters import freeze, with_adapters
+from halfstep.train.adapters import freeze, trained, with_adapters
 from halfstep.train.models import shell
 from halfstep.train.opening import Opened, family_of
 from halfstep.train.own import own_model
-from halfstep.train.weights import drawn, fill, give_memory, load_shards
+from halfstep.train.weights import Named, Stored, drawn, fill, give_memory, plain_name, read_shards, stored_in
 
 
 def is_divided(run: Run, group: Group) -> bool:
@@ -34,19 +34,41 @@ def made_in_shards(opened: Opened, run: Run, device: torch.device, group: Group)
     from halfstep.distributed.fsdp2 import shard  # takes torch a second
 
     choices: dict[str, Choice[Any]] = {}
-    model, source = _shell(opened, run), _shell(opened, run)
-    if run.model.frozen is not None:
+    model, source, stored = _shell(opened, run), _shell(opened, run), Stored()
+    if opened.inputs.path is not None:
+        stored = stored_in(opened.inputs.path, source)
+        choices["model.weights"] = stored.choice(opened.inputs.path)
+    if run.lora is not None:
+        with torch.random.fork_rng(devices=[]):
+            model = with_adapters(model, run.lora, stored.fresh)
+        choices["lora.trained"] = trained(model)
+    elif run.model.frozen is not None:
         choices["model.trained"] = freeze(model, run.model.frozen)
     if run.precision is Precision.BF16_PURE:
         model.to(torch.bfloat16)
     dtype = policy_for(run.precision, device).autocast_dtype
     shard(model, group, device, sharding=run.sharding, dtype=dtype, find_unused=False)
     give_memory(model, device)
-    given: set[str] = set()
+    held = {plain_name(name): tensor for name, tensor in model.state_dict(keep_vars=True).items()}
     if opened.inputs.path is not None:
-        given, choices["model.weights"] = load_shards(model, opened.inputs.path)
-    fill(model, drawn(source, given))
+        read_shards(opened.inputs.path, {name: held[name] for name in stored.read})
+    fill(model, drawn(source, stored.given))
+    if run.lora is not None:
+        fill(model, _drawn_adapters(opened, run, stored.fresh))
     return model.train(), choices
+
+
+def _drawn_adapters(opened: Opened, run: Run, fresh: Sequence[str]) -> Named:
+    """Fresh values of the adapters alone, drawn on the CPU as for a whole model."""
+    assert run.lora is not None
+    model = _shell(opened, run)
+    base = set(model.state_dict())
+    for part in model.modules():
+        for name, tensor in part.named_parameters(recurse=False):
+            one = torch.zeros((), dtype=tensor.dtype)
+            setattr(part, name, nn.Parameter(one.expand(tensor.shape)))  # has a size and takes no memory
+    adapted = with_adapters(model, run.lora, fresh)
+    return ((name, value) for name, value in adapted.named_parameters() if plain_name(name) not in base)
 
 
 def whole_again(opened: Opened, run: Run, state: Mapping[str, Tensor]) -> nn.Module:

@@ -6,7 +6,8 @@ block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -95,56 +96,90 @@ def give_memory(model: nn.Module, device: torch.device) -> None:
 
 @torch.no_grad()
 def fill(model: nn.Module, values: Iterable[tuple[str, Tensor]]) -> None:
-    """Give a model, whole or sharded, these values of its parameters and buffers; of tied ones the first name counts."""
+    """Give a model, whole or sharded, these values of its parameters and buffers; of tied ones the first name counts.
+
+    What adapters stand beside is known by its name before there were any, too.
+    """
     from torch.distributed.tensor import DTensor, distribute_tensor
 
-    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    held: dict[str, list[Tensor]] = {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        for known in {name, plain_name(name)}:
+            held.setdefault(known, []).append(tensor)
     for name, value in values:
-        target = held.get(name)
-        if isinstance(target, DTensor):
-            whole = value.to(target.dtype)
-            part = distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)
-            target.to_local().copy_(part.to_local())
-        elif target is not None:
-            target.copy_(value)
+        for target in held.get(name, ()):
+            if isinstance(target, DTensor):
+                whole = value.to(target.dtype)
+                part = distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)
+                target.to_local().copy_(part.to_local())
+            else:
+                target.copy_(value)
 
 
-@torch.no_grad()
-def load_shards(model: nn.Module, folder: str) -> tuple[set[str], Choice[str]]:
-    """Read into a sharded model's shards what a folder of safetensors holds, each rank its own part; every rank calls it.
+def plain_name(name: str) -> str:
+    """What a tensor was called before there were adapters; of a part that is trained whole beside them, both copies."""
+    for word in (".base_layer.", ".original_module.", ".modules_to_save.default."):
+        name = name.replace(word, ".")
+    return name.removeprefix("base_model.model.")
 
-    Returns:
-        The names of the tensors that were read, and what was found.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What a folder of safetensors holds of a model.
+
+    Attributes:
+        read: names of the tensors that are read.
+        given: those, and the names of what is tied to them.
+        fresh: names of the others, which start at random.
+    """
+
+    read: frozenset[str] = frozenset()
+    given: frozenset[str] = frozenset()
+    fresh: tuple[str, ...] = ()
+
+    def choice(self, folder: str) -> Choice[str]:
+        """The folder, and what was found in it."""
+        return Choice(value=folder, reason=_told(self.fresh))
+
+
+def stored_in(folder: str, model: nn.Module) -> Stored:
+    """What a folder holds of a model, which may be without memory.
 
     Raises:
         ModelError: the folder's tensors are not the model's.
     """
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-    from torch.distributed.checkpoint.state_dict_loader import load
 
     if not any(Path(folder).glob("*.safetensors")):
         raise ModelError(
             f"`model.path`: {folder} holds no safetensors, which are what can be read into shards. Save the model anew with "
             'transformers\' `save_pretrained`, or use `sharding = "ddp"`.'
         )
-    reader = HuggingFaceStorageReader(folder)
-    stored = set(reader.read_metadata().state_dict_metadata)
+    stored = set(HuggingFaceStorageReader(folder).read_metadata().state_dict_metadata)
     state: dict[str, Any] = model.state_dict(keep_vars=True)
     found = stored & state.keys()
     read = {id(state[name]) for name in found}
-    tied = {name for name, tensor in state.items() if id(tensor) in read}
-    missing = sorted(state.keys() - found - tied)
-    if missing and stored - found:
+    given = {name for name, tensor in state.items() if id(tensor) in read}
+    fresh = sorted(state.keys() - given)
+    if fresh and stored - found:
         raise ModelError(
             f"`model.path`: {folder} holds `{min(stored - found)}`, which {type(model).__name__} has not, and lacks "
-            f'`{missing[0]}`: its tensors cannot be read into shards as they are. Use `sharding = "ddp"`, or save the model anew '
+            f'`{fresh[0]}`: its tensors cannot be read into shards as they are. Use `sharding = "ddp"`, or save the model anew '
             "with transformers' `save_pretrained`."
         )
-    load({name: state[name].detach() for name in sorted(found)}, storage_reader=reader)
-    return found | tied, Choice(value=folder, reason=_told(missing))
+    return Stored(read=frozenset(found), given=frozenset(given), fresh=tuple(fresh))
 
 
-def _told(missing: list[str]) -> str:
+@torch.no_grad()
+def read_shards(folder: str, tensors: Mapping[str, Tensor]) -> None:
+    """Read from a folder of safetensors into a sharded model's tensors, each rank its own part; every rank calls it."""
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    load({name: tensor.detach() for name, tensor in sorted(tensors.items())}, storage_reader=HuggingFaceStorageReader(folder))
+
+
+def _told(missing: Sequence[str]) -> str:
     if not missing:
         return "every tensor was in it; each rank read its shards"
     names = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")

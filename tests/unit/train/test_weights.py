@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from halfstep.errors import ModelError
 from halfstep.train.models import new_model, shell
-from halfstep.train.weights import drawn, fill, give_memory, load_shards
+from halfstep.train.weights import Stored, drawn, fill, give_memory, read_shards, stored_in
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")  # said where one process reads
 LLAMA = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 2}
@@ -57,15 +57,22 @@ def test_what_is_drawn_is_on_the_meta_device_afterwards() -> None:
         assert alive == ([int(name.split(".")[2])] if ".layers." in name else [])
 
 
+def read(model: nn.Module, folder: Path) -> Stored:
+    stored = stored_in(str(folder), model)
+    held = model.state_dict(keep_vars=True)
+    read_shards(str(folder), {name: held[name] for name in stored.read})
+    return stored
+
+
 def test_a_folder_fills_a_model_without_memory(tmp_path: Path) -> None:
     torch.manual_seed(1)
     saved = AutoModelForCausalLM.from_config(config_of("tied"), attn_implementation="eager")
     saved.save_pretrained(tmp_path)
     model = shell(config_of("tied"))
     give_memory(model, torch.device("cpu"))
-    given, choice = load_shards(model, str(tmp_path))
-    fill(model, drawn(shell(config_of("tied")), given))
-    assert str(choice) == f"{tmp_path} (every tensor was in it; each rank read its shards)"
+    stored = read(model, tmp_path)
+    fill(model, drawn(shell(config_of("tied")), stored.given))
+    assert str(stored.choice(str(tmp_path))) == f"{tmp_path} (every tensor was in it; each rank read its shards)"
     tokens = torch.arange(6)[None]
     with torch.no_grad():
         assert torch.equal(model(tokens).logits, saved(tokens).logits)
@@ -76,16 +83,16 @@ def test_what_a_folder_lacks_is_drawn_and_said(tmp_path: Path) -> None:
     saved.save_pretrained(tmp_path)
     model = shell(config_of("llama"))
     give_memory(model, torch.device("cpu"))
-    given, choice = load_shards(model, str(tmp_path))
-    fill(model, drawn(shell(config_of("llama")), given))
-    assert choice.reason == "1 tensors were not in it and start at random: lm_head.weight"
+    stored = read(model, tmp_path)
+    fill(model, drawn(shell(config_of("llama")), stored.given))
+    assert stored.choice("").reason == "1 tensors were not in it and start at random: lm_head.weight"
     assert bool(torch.isfinite(model.lm_head.weight).all())
 
 
 def test_tensors_of_other_names_are_a_sentence(tmp_path: Path) -> None:
     LlamaForCausalLM(config_of("llama")).model.save_pretrained(tmp_path)
     with pytest.raises(ModelError) as told:
-        load_shards(shell(config_of("llama")), str(tmp_path))
+        stored_in(str(tmp_path), shell(config_of("llama")))
     assert str(told.value) == (
         f"`model.path`: {tmp_path} holds `embed_tokens.weight`, which LlamaForCausalLM has not, and lacks `lm_head.weight`: its "
         'tensors cannot be read into shards as they are. Use `sharding = "ddp"`, or save the model anew with transformers\' '
@@ -95,7 +102,7 @@ def test_tensors_of_other_names_are_a_sentence(tmp_path: Path) -> None:
 
 def test_a_folder_without_safetensors_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ModelError) as told:
-        load_shards(shell(config_of("llama")), str(tmp_path))
+        stored_in(str(tmp_path), shell(config_of("llama")))
     assert str(told.value) == (
         f"`model.path`: {tmp_path} holds no safetensors, which are what can be read into shards. Save the model anew with "
         'transformers\' `save_pretrained`, or use `sharding = "ddp"`.'
