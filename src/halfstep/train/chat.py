@@ -164,8 +164,8 @@ def _turns(messages: object, where: str) -> Sequence[Mapping[str, Any]]:
 
 def _check_turn(turn: object, number: int, where: str) -> None:
     if not isinstance(turn, Mapping) or "role" not in turn:
-        given = ", ".join(map(str, turn)) if isinstance(turn, Mapping) else _kind(turn)
-        raise DataError(f"{where}: turn {number} of the chat must have `role` and `content`, and it is {given or 'empty'}.")
+        given = f"has {', '.join(f'`{key}`' for key in turn) or 'nothing'}" if isinstance(turn, Mapping) else f"is {_kind(turn)}"
+        raise DataError(f"{where}: turn {number} of the chat must have `role` and `content`, and it {given}.")
     content = turn.get("content")
     if turn["role"] == ASSISTANT and not content and not turn.get("tool_calls"):
         raise DataError(f"{where}: turn {number} of the chat is the assistant's, and it is empty.")

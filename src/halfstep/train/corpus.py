@@ -25,6 +25,9 @@ IN_MEMORY_BYTES = 64 * 2**20
 """Text up to which files are read; more of it is mapped."""
 BLOCK_BYTES = 2**20
 """What is looked at at a time."""
+LOOKED_AT_BYTES = 8192
+"""Of each file, to see that it is text."""
+ROWS_BY_NAME = "Files with rows are known by their names: .jsonl, .csv, .parquet."
 PIECE_BYTES = 2**18
 """What becomes tokens at a time, for which a tokenizer holds 200 times as much."""
 STDLIB_BYTES = 8 * 2**20
@@ -118,7 +121,11 @@ def read_files(patterns: Sequence[str], *, key: str) -> list[Text]:
         for path in _match(pattern, key) if glob.has_magic(pattern) else [_named(Path(pattern), key)]:
             sizes.setdefault(path.resolve(), (path, path.stat().st_size))
     mapped = sum(size for _, size in sizes.values()) > IN_MEMORY_BYTES
-    return [Text(name=str(path), content=_content(path, size, key, mapped=mapped)) for path, size in sizes.values()]
+    texts = [Text(name=str(path), content=_content(path, size, key, mapped=mapped)) for path, size in sizes.values()]
+    for text in texts:
+        if not text.content[:LOOKED_AT_BYTES].all():
+            raise DataError(f"`{key}`: {text.name} is no text: there are zero bytes in it. {ROWS_BY_NAME}")
+    return texts
 
 
 def _match(pattern: str, key: str) -> list[Path]:

@@ -52,7 +52,8 @@ class Row:
         """
         value = self.column(name)
         if not isinstance(value, str):
-            raise DataError(f"{self.where}: `{name}` is {json.dumps(value, default=str)[:40]}; it must be a text.")
+            chat = ' Turns of a chat are read by `data.kind = "chat"`.' if isinstance(value, list) else ""
+            raise DataError(f"{self.where}: `{name}` is {json.dumps(value, default=str)[:40]}; it must be a text.{chat}")
         if not value.strip():
             raise DataError(f"{self.where}: `{name}` is empty.")
         return value
@@ -84,6 +85,8 @@ def _json_lines(path: Path) -> Iterator[Row]:
         where = f"{path}, line {number:,}"
         if not line.strip():
             raise DataError(f"{where} is empty. A row of JSON Lines is a table such as {{}}.")
+        if line.lstrip().startswith("["):
+            raise DataError(f"{where} begins a list. JSON Lines is one table on each line, with no list around them.")
         try:
             values = json.loads(line.rstrip("\r\n"))
         except json.JSONDecodeError as error:
@@ -97,10 +100,10 @@ def _csv(path: Path) -> Iterator[Row]:
     csv.field_size_limit(LONGEST_CSV_FIELD)
     reader = csv.reader((line for _, line in _lines(path)), strict=True)
     try:
-        columns = next(reader, None)
+        columns = next(reader, [])
+        _check_header(columns, f"{path}, line 1")
         for fields in reader:
             where = f"{path}, line {reader.line_num:,}"
-            assert columns is not None
             if not fields:
                 raise DataError(f"{where} is empty.")
             if len(fields) != len(columns):
@@ -108,6 +111,15 @@ def _csv(path: Path) -> Iterator[Row]:
             yield Row(where=where, values=dict(zip(columns, fields, strict=True)))
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num:,} is not CSV: {error}.") from None
+
+
+def _check_header(columns: Sequence[str], where: str) -> None:
+    other = next((sign for sign in (";", "\t", "|") if len(columns) == 1 and sign in columns[0]), None)
+    if other is not None:
+        raise DataError(f"{where} separates its columns by {json.dumps(other)}, and CSV does so by commas. Convert the file.")
+    twice = next((name for name in columns if columns.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{where} names the column `{twice}` twice.")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -102,7 +102,7 @@ def test_a_chat_without_an_assistant_is_named() -> None:
     [
         ("hello", "a chat is a list of turns, and this is a text."),
         (None, "a chat is a list of turns, and this is nothing."),
-        ([{"from": "human", "value": "x"}], "turn 1 of the chat must have `role` and `content`, and it is from, value."),
+        ([{"from": "human", "value": "x"}], "turn 1 of the chat must have `role` and `content`, and it has `from`, `value`."),
         ([CHAT[0], 3], "turn 2 of the chat must have `role` and `content`, and it is a number."),
         ([{"role": "assistant", "content": ""}], "turn 1 of the chat is the assistant's, and it is empty."),
         ([{"role": "user", "content": 5}], "the content of turn 1 of the chat is a number; it must be a text."),

@@ -221,3 +221,11 @@ def test_a_text_that_is_not_utf8_is_named_for_a_tokenizer() -> None:
     assert str(error.value) == (
         'a.txt is not UTF-8: byte 2 does not belong there. Convert the file, or use `data.tokenizer = "bytes"`.'
     )
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.gz").write_bytes(b"\x1f\x8b\x08\x00abc")
+    assert fault(f"{tmp_path}/a.gz") == (
+        f"`data.files`: {tmp_path}/a.gz is no text: there are zero bytes in it. Files with rows are known by their names: "
+        ".jsonl, .csv, .parquet."
+    )

@@ -89,8 +89,10 @@ def test_a_broken_line_of_json_is_numbered(tmp_path: Path) -> None:
     assert fault(path) == f"{path}, line 2 is not JSON: Expecting ',' delimiter at character 13."
     path.write_text('{"text": "x"}\n\n{"text": "y"}\n')
     assert fault(path) == f"{path}, line 2 is empty. A row of JSON Lines is a table such as {{}}."
-    path.write_text("[1, 2]\n")
-    assert fault(path) == f"{path}, line 1 is not a table of columns: [1, 2]"
+    path.write_text("3\n")
+    assert fault(path) == f"{path}, line 1 is not a table of columns: 3"
+    path.write_text('[\n{"text": "x"}\n]\n')
+    assert fault(path) == f"{path}, line 1 begins a list. JSON Lines is one table on each line, with no list around them."
 
 
 def test_a_broken_line_of_csv_is_numbered(tmp_path: Path) -> None:
@@ -99,6 +101,10 @@ def test_a_broken_line_of_csv_is_numbered(tmp_path: Path) -> None:
     assert fault(path) == f"{path}, line 3 has 1 fields, and the first line names 2 columns."
     path.write_text("text,label\nx,1\n\ny,2\n")
     assert fault(path) == f"{path}, line 3 is empty."
+    path.write_text("text,label,text\nx,1,y\n")
+    assert fault(path) == f"{path}, line 1 names the column `text` twice."
+    path.write_text("text;label\nx;1\n")
+    assert fault(path) == f'{path}, line 1 separates its columns by ";", and CSV does so by commas. Convert the file.'
     path.write_text('text,label\n"x,1\n')
     assert fault(path) == f"{path}, line 2 is not CSV: unexpected end of data."
 
