@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from halfstep.cli.main import main
+from halfstep.errors import ModelError
 from halfstep.plan.calibration import Calibration, keep
+from halfstep.plan.reading import holds_tokenizer, tokens_of
 
 LLAMA = ("llama-7b", "--gpu", "A100-80GB")
 SMALL = {"model_type": "gpt2", "n_embd": 64, "n_layer": 4, "n_head": 2, "n_positions": 32, "vocab_size": 128}
@@ -89,6 +91,24 @@ def test_a_configuration_of_train_says_model_batch_and_precision(capsys: pytest.
     recipe = found["plans"][0]["recipe"]
     names = ("precision", "micro_batch", "accumulation", "sequence", "optimizer", "loss")
     assert [recipe[name] for name in names] == ["fp32", 8, 4, 16, "sgd", "chunked"]
+
+
+def test_what_a_configuration_leaves_out_is_what_train_would_take(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("[model]\n[lora]\nrank = 4\ndropout = 0.1\n")
+    found = planned(capsys, str(tmp_path / "run.toml"), "--gpu", "T4")
+    recipe = found["plans"][0]["recipe"]
+    names = ("adapter", "adapts_all", "adapter_dropout", "sequence", "loss")
+    assert [recipe[name] for name in names] == ["lora", True, True, 256, "chunked"]
+    assert recipe["trainable"] < found["parameters"]
+
+
+def test_the_vocabulary_is_that_of_the_tokenizer(tmp_path: Path) -> None:
+    tokenizer = {"model": {"vocab": {"a": 0, "b": 1}}, "added_tokens": [{"id": 2}]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert holds_tokenizer(str(tmp_path))
+    assert tokens_of(str(tmp_path)) == 3
+    with pytest.raises(ModelError, match=r"holds no tokenizer\.json that tells how many tokens there are"):
+        tokens_of(str(tmp_path / "elsewhere"))
 
 
 def test_this_machine_is_planned_for_as_it_was_measured(capsys: pytest.CaptureFixture[str], cache: Path) -> None:

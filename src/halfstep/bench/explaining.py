@@ -54,4 +54,4 @@ class Watched:
                 shares = ", ".join(f"{name} {(seconds or 0.0) / whole:.0%}" for name, seconds in part.items if whole)
                 yield f"an update of {number(whole, 's')} is {shares}"
             if isinstance(part, Table) and part.title == "What to change":
-                yield from (f"{what}: {measured}; could save at most {most}" for what, most, measured, _ in part.rows)
+                yield from (f"{what.rstrip('.')}: {measured}; could save at most {most}" for what, most, measured, _ in part.rows)

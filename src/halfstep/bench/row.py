@@ -8,6 +8,13 @@ from typing import Any
 from halfstep.config.options import Precision, Sharding
 from halfstep.config.toml import toml_value
 
+WAYS = "a row is a precision, and micro-batches: 4 x 2 are two of 4 samples each in an update"
+
+
+def size_text(size: float) -> str:
+    """Bytes for a person."""
+    return f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.3g} MB"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:

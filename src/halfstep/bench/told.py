@@ -9,6 +9,7 @@ from typing import Any
 
 from halfstep.bench.benching import ROUNDS, Result
 from halfstep.bench.describing import Subject
+from halfstep.bench.row import WAYS, size_text
 from halfstep.measure.stats import Measured
 from halfstep.report.html_figure import figure, table
 from halfstep.report.html_page import Fact, Section, page, paragraph
@@ -26,7 +27,7 @@ def to_text(subject: Subject, results: Sequence[Result], predicted: Mapping[str,
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     head = [f"{subject.parameters:,} parameters on {subject.machine}"]
-    head += [", ".join(f"{name} {value}" for name, value in subject.conditions.items()), ""]
+    head += ["; ".join(f"{name}: {value}" for name, value in subject.conditions.items()), WAYS, ""]
     reasons = [line for row, told in why.items() for line in (f"{_heading(row)}:", *(f"  {each}" for each in told), "")]
     return "\n".join([*head, lines[0], "-" * len(lines[0]), *lines[1:], "", *_failures(results), *reasons, conclusion(results)])
 
@@ -74,10 +75,10 @@ def to_page(subject: Subject, results: Sequence[Result], predicted: Mapping[str,
         lead=conclusion(results),
         facts=[
             Fact(label="parameters", value=f"{subject.parameters:,}"),
-            Fact(label="rows measured", value=str(sum(r.failed is None for r in results))),
+            *[Fact(label=f"{subject.unit}/s, {r.row}", value=f"{r.rate.value:,.0f}") for r in results if r.rate is not None],
         ],
         sections=[
-            Section(title="Measured", content=measured, about=f"On {subject.machine}."),
+            Section(title="Measured", content=measured, about=f"On {subject.machine}; {WAYS}."),
             *reasons,
             Section(title="In pictures", content=figure(rates) + figure(memory)),
             Section(title="Conditions", content=table(conditions), about="Without these, no figure means anything."),
@@ -95,7 +96,7 @@ def _bar(result: Result) -> tuple[str, float | None]:
 
 def _cells(subject: Subject, result: Result, predicted: Mapping[str, int]) -> tuple[str, ...]:
     guess = predicted.get(str(result.row))
-    foreseen = "unknown" if guess is None else f"{guess / 1e9:.2f} GB"
+    foreseen = "unknown" if guess is None else size_text(guess)
     if result.failed is not None or result.rate is None:
         kind = "does not fit" if (result.failed or "").startswith("does not fit") else "not measured"
         return (str(result.row), kind, "", "", "", foreseen)
@@ -117,8 +118,8 @@ def _ratio(ratio: Measured | None) -> str:
 def _memory(result: Result) -> str:
     if result.allocated_bytes is None:
         return "unknown"
-    reserved = "" if result.reserved_bytes is None else f", reserved {result.reserved_bytes / 1e9:.2f} GB"
-    return f"{result.allocated_bytes / 1e9:.2f} GB{reserved}"
+    reserved = "" if result.reserved_bytes is None else f", reserved {size_text(result.reserved_bytes)}"
+    return f"{size_text(result.allocated_bytes)}{reserved}"
 
 
 def _failures(results: Sequence[Result]) -> list[str]:

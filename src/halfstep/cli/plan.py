@@ -125,16 +125,22 @@ def _asked(args: argparse.Namespace) -> tuple[Mapping[str, Any], dict[str, Any]]
 
     if not args.model.endswith(".toml"):
         return config_of(args.model), {}
+    from halfstep.config.inputs import BYTES, Tokenizers, resolve_inputs
     from halfstep.config.load import load
+    from halfstep.config.resolve import BYTES_SEQUENCE, LONGEST_AUTOMATIC_SEQUENCE
+    from halfstep.plan.reading import holds_tokenizer, tokens_of
 
     written = load(Path(args.model))
-    if written.model.path is not None:
-        config = config_of(written.model.path)
-    elif written.model.architecture is not None:
-        config = {"model_type": written.model.architecture, **(written.model.config or {})}
-    else:
-        raise ConfigError(f"{args.model} names no model: give `model.path`, or `model.architecture` with `model.config`.")
-    return config, _settings(written)
+    inputs = resolve_inputs(written, Tokenizers(exists=holds_tokenizer, size=tokens_of))
+    if inputs.factory is not None:
+        raise ConfigError(
+            f"{args.model} has a model of your own (`model.factory`), whose shapes only running it shows: `halfstep bench`."
+        )
+    config = config_of(inputs.path) if inputs.path else {"model_type": inputs.architecture, **(inputs.config or {})}
+    if inputs.classes is not None:
+        config = {**config, "num_labels": len(inputs.classes)}
+    usual = BYTES_SEQUENCE if inputs.tokenizer == BYTES else LONGEST_AUTOMATIC_SEQUENCE
+    return config, {**_settings(written), "usual_seq": usual, "labels_samples": inputs.task.has_classes}
 
 
 def _settings(written: Any) -> dict[str, Any]:
@@ -142,6 +148,7 @@ def _settings(written: Any) -> dict[str, Any]:
     again = {True: "full", False: "none"}
     told = {
         "gpus": written.processes,
+        "sharding": written.sharding and str(getattr(written.sharding, "value", written.sharding)),
         "global_batch": written.batch.global_,
         "micro_batch": written.batch.micro,
         "seq": written.data.sequence_length,
@@ -204,13 +211,14 @@ def _wish(args: argparse.Namespace, settings: Mapping[str, Any], model: Model) -
         return None if value is None else option(kind, "adamw" if value == "adam" else value, name=f"--{name}")
 
     return Wish(
-        sequence=_sequence(args, model, asked("seq")),
+        sequence=_sequence(args, model, asked("seq"), settings.get("usual_seq", DEFAULT_SEQUENCE)),
         global_batch=asked("global_batch"),
         micro_batch=asked("micro_batch"),
         precision=chosen(Precision, "precision"),
         sharding=chosen(Sharding, "sharding"),
         checkpointing=chosen(Checkpointing, "checkpointing"),
         optimizer=chosen(Optimizer, "optimizer") or Optimizer.ADAMW,
+        labels_samples=settings.get("labels_samples", False),
         lora_rank=asked("lora"),
         lora_everywhere=settings.get("lora_everywhere", True),
         lora_dropout=settings.get("lora_dropout", False),
@@ -221,7 +229,7 @@ def _wish(args: argparse.Namespace, settings: Mapping[str, Any], model: Model) -
     )
 
 
-def _sequence(args: argparse.Namespace, model: Model, asked: int | None) -> int:
+def _sequence(args: argparse.Namespace, model: Model, asked: int | None, usual: int) -> int:
     """Tokens of a sample, no more than the model has positions for."""
     most = getattr(model, "context", None)
     if model.fixed_length is not None:
@@ -232,7 +240,7 @@ def _sequence(args: argparse.Namespace, model: Model, asked: int | None) -> int:
         return model.fixed_length
     if asked is not None and most is not None and asked > most:
         raise ConfigError(f"`--seq {asked}` is longer than the {most} positions that {args.model} has. Use {most} or less.")
-    return asked or min(DEFAULT_SEQUENCE, most or DEFAULT_SEQUENCE)
+    return asked or min(usual, most or usual)
 
 
 def _shown(

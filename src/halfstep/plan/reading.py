@@ -12,6 +12,8 @@ from typing import Any
 from halfstep.errors import ModelError
 from halfstep.plan.known_models import KNOWN
 
+TOKENIZER = "tokenizer.json"
+
 
 def config_of(name: str) -> Mapping[str, Any]:
     """The configuration of the model that the user names.
@@ -43,3 +45,24 @@ def _read(path: Path) -> Mapping[str, Any]:
     if not isinstance(told, dict):
         raise ModelError(f"{path} is not a model's configuration: it must be a JSON object with a `model_type`.")
     return told
+
+
+def holds_tokenizer(folder: str) -> bool:
+    """Whether a folder holds a tokenizer."""
+    return (Path(folder) / TOKENIZER).is_file()
+
+
+def tokens_of(folder: str) -> int:
+    """How many tokens the tokenizer of a folder knows.
+
+    Raises:
+        ModelError: there is none that can be read.
+    """
+    try:
+        told = json.loads((Path(folder) / TOKENIZER).read_text(encoding="utf-8"))
+        added = [each["id"] + 1 for each in told["added_tokens"]]
+        return int(max(len(told["model"]["vocab"]), *added, 1))
+    except (OSError, ValueError, LookupError, TypeError):
+        raise ModelError(
+            f"{folder} holds no {TOKENIZER} that tells how many tokens there are: give `model.config.vocab_size`."
+        ) from None

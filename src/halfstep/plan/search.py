@@ -79,6 +79,7 @@ class Wish:
         weights: how frozen weights are kept.
         attention: how attention is computed.
         compiled: whether the model is compiled.
+        labels_samples: whether there is one prediction a sample instead of one a token.
         loss: how logits become a loss.
     """
 
@@ -95,6 +96,7 @@ class Wish:
     weights: BaseWeights = BaseWeights.PLAIN
     attention: Attention = Attention.SDPA
     compiled: bool = False
+    labels_samples: bool = False
     loss: Loss = Loss.WHOLE
 
 
@@ -290,6 +292,7 @@ def _recipe(
         trainable=lora_parameters(model, wish.lora_rank, everywhere=wish.lora_everywhere) if wish.lora_rank else None,
         attention=wish.attention,
         compiled=wish.compiled,
+        labels_samples=wish.labels_samples,
         loss=wish.loss,
         sync_every=sync_every,
     )

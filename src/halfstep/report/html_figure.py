@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape as escaped
 
-from halfstep.report.html_page import folded
+from halfstep.report.html_page import folded, inline
 from halfstep.report.parts import AnyPart, Bars, Heat, Lines, Series, Table
 
 WIDTH, HEIGHT = 1000.0, 300.0
@@ -34,7 +34,7 @@ def table(part: Table) -> str:
     head = "".join(f"<th>{escaped(name)}</th>" for name in part.columns)
 
     def rows(some: Iterable[Sequence[str]]) -> str:
-        body = "".join(f"<tr>{''.join(f'<td>{escaped(cell)}</td>' for cell in row)}</tr>" for row in some)
+        body = "".join(f"<tr>{''.join(f'<td>{inline(cell)}</td>' for cell in row)}</tr>" for row in some)
         return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
     rest = part.rows[MOST_ROWS:]
@@ -67,6 +67,8 @@ class _Axes:
         self.left, self.right = min(xs), max(xs)
         low, high = min(finite, default=0.0), max(finite, default=1.0)
         self.low, self.high = self._wide(self._scaled(low), self._scaled(high))
+        if low >= 0 and not part.log:
+            self.low = max(0.0, self.low)
 
     def _scaled(self, y: float) -> float:
         return math.log10(y) if self.log and y > 0 else y

@@ -59,8 +59,10 @@ def style() -> str:
 
 
 def inline(text: str) -> str:
-    """Text in a line; what stands between backticks is code."""
+    """Text in a line; what stands between backticks is code, and a single one is itself."""
     parts = escaped(text, quote=False).split("`")
+    if len(parts) % 2 == 0:
+        return "`".join(parts)
     return "".join(f"<code>{part}</code>" if odd % 2 else part for odd, part in enumerate(parts))
 
 

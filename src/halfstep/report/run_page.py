@@ -138,7 +138,10 @@ def _curves(runs: Sequence[RunRecord]) -> Iterator[Lines]:
     )
     marks = () if several else tuple(Mark(x=u["index"], text="skipped update") for u in runs[0].updates if u["cause"] is not None)
     yield Lines(
-        title="Loss", about="Falls, and held-out loss with it.", series=(*of_updates("loss", "training"), *held_out), marks=marks
+        title="Loss",
+        about="It should fall, and held-out loss with it; where the two part, the model learns its data by heart.",
+        series=(*of_updates("loss", "training"), *held_out),
+        marks=marks,
     )
     yield Lines(
         title="Gradient norm",

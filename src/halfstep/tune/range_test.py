@@ -83,18 +83,15 @@ def conclusion(found: Sequence[Range], learning_rate: float) -> str:
     above = [each.above for each in found if each.above is not None]
     fastest = f"falls fastest at {_rates(steepest)}" if steepest else "never falls"
     parts = [f"{fastest}, is lowest at {_rates([each.lowest for each in found])}"]
+    if steepest:
+        parts.append(f"the configured {learning_rate:g} is {learning_rate / summarize(steepest, '').value:.2g} times the former")
     if above:
         parts.append(f"is above where it began from {_rates(above)} on, in {len(above)} of {len(found)} runs")
-        parts.append(_where(min(above), learning_rate))
+        if learning_rate >= min(above):
+            parts.append("the configured one is not below that: choose a lower one")
     else:
         parts.append(f"never rose above where it began, up to {learning_rate * RISE:g}")
     return f"Range test: while the rate rises, the loss {'; '.join(parts)}."
-
-
-def _where(limit: float, learning_rate: float) -> str:
-    if learning_rate >= limit:
-        return f"the configured {learning_rate:g} is not below that: choose a lower one"
-    return f"the configured {learning_rate:g} is {limit / learning_rate:.2g} times below the first of that"
 
 
 def _rates(rates: Sequence[float]) -> str:

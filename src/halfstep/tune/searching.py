@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from halfstep.bench.benching import ROUNDS, Result, compare
-from halfstep.bench.row import Row, Trial
+from halfstep.bench.row import Row, Trial, size_text
 from halfstep.errors import ConfigError, DeviceError
 from halfstep.tune.space import Space
 
@@ -50,15 +50,15 @@ class Memory:
         size = self.predicted(row)
         if size is None or self.at_hand_bytes is None or size <= TOO_BIG * self.at_hand_bytes:
             return None
-        return f"does not fit: {_gb(size)} predicted, {_gb(self.at_hand_bytes)} at hand; not run"
+        return f"does not fit: {size_text(size)} predicted, {size_text(self.at_hand_bytes)} at hand; not run"
 
     def exceeded(self, result: Result) -> str | None:
         """Why a row that ran is not safe."""
         size, limit = taken_bytes(result), self.limit_bytes
         if size is None or limit is None or size <= limit:
             return None
-        left = f"{self.margin:.0%} of {_gb(self.at_hand_bytes or 0)}"
-        return f"not safe: {_gb(size)} measured, which leaves less than {left}"
+        left = f"{self.margin:.0%} of {size_text(self.at_hand_bytes or 0)}"
+        return f"not safe: {size_text(size)} measured, which leaves less than {left}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +262,3 @@ def taken_bytes(result: Result) -> int | None:
 
 def _rate(result: Result) -> float:
     return 0.0 if result.rate is None else result.rate.value
-
-
-def _gb(size: float) -> str:
-    return f"{size / 1e9:.2f} GB"

@@ -8,7 +8,7 @@ from typing import Any
 
 from halfstep.bench.benching import Result
 from halfstep.bench.describing import Subject
-from halfstep.bench.row import Row
+from halfstep.bench.row import WAYS, Row, size_text
 from halfstep.config.choice import Choice
 from halfstep.config.schema import Written
 from halfstep.config.toml import toml_document, toml_value
@@ -31,7 +31,7 @@ AXES = {
 def to_text(subject: Subject, memory: Memory, found: Found, swept: Sequence[Swept] = (), range_told: str = "") -> str:
     """All that was tried, the best few over rounds, what is taken, and the learning rates."""
     head = [f"{subject.parameters:,} parameters on {subject.machine}"]
-    head += [", ".join(f"{name} {value}" for name, value in subject.conditions.items()), _room(memory), ""]
+    head += ["; ".join(f"{name}: {value}" for name, value in subject.conditions.items()), WAYS, _room(memory), ""]
     trials = [(str(a.row), _rate(subject, a.result), _memory(a.result), _outcome(a, found)) for a in found.attempts]
     finals = [(str(r.row), _rate(subject, r), _memory(r), "" if r.against is None else str(r.against)) for r in found.finals]
     rates = ["", *([range_told, ""] if range_told else []), *_table(lines_of(swept))] if swept else []
@@ -135,7 +135,7 @@ def _outcome(attempt: Attempt, found: Found) -> str:
 def _room(memory: Memory) -> str:
     if memory.limit_bytes is None:
         return "memory at hand unknown: only what ran out of it is refused"
-    return f"memory at hand {(memory.at_hand_bytes or 0) / 1e9:.2f} GB for each rank, of which {memory.margin:.0%} stay free"
+    return f"memory at hand {size_text(memory.at_hand_bytes or 0)} for each rank, of which {memory.margin:.0%} stay free"
 
 
 def _rate(subject: Subject, result: Result) -> str:
@@ -147,7 +147,7 @@ def _rate(subject: Subject, result: Result) -> str:
 
 def _memory(result: Result) -> str:
     size = taken_bytes(result)
-    return ("" if result.failed else "unknown") if size is None else f"{size / 1e9:.2f} GB"
+    return ("" if result.failed else "unknown") if size is None else size_text(size)
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:

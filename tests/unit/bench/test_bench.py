@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from halfstep.bench.benching import Result, _result
+from halfstep.bench import benching
+from halfstep.bench.benching import Result, _result, explained
 from halfstep.bench.describing import Subject, usual_rows
 from halfstep.bench.predicting import predicted_bytes
 from halfstep.bench.row import Row, Trial
 from halfstep.bench.told import conclusion, to_dict, to_page, to_text
+from halfstep.bench.trying import Task
 from halfstep.config.options import Precision
 
 GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "vocab_size": 256, "n_positions": 64}
@@ -130,6 +133,25 @@ def test_why_a_row_is_not_faster_is_told_as_text_data_and_page() -> None:
     page = to_page(subject(), results, {}, why)
     assert "Why bf16, 8 x 2 is not faster" in page
     assert "casts: 9 take 20% of an update" in page
+
+
+def test_only_low_precision_that_is_not_faster_is_profiled_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Task] = []
+
+    def once(task: Task, ranks: int) -> Trial:
+        asked.append(task)
+        return Trial(why=("because",))
+
+    monkeypatch.setattr(benching, "in_processes", once)
+    same, smaller = (
+        compared([100, 99, 101], [100, 100, 100]),
+        replace(compared([50, 49, 51], [100, 100, 100]), row=replace(BF16, micro=4)),
+    )
+    results = [RESULTS[0], same, smaller, RESULTS[2]]
+    why = explained(results, config=None, settings=["a=1"], limit_s=9.0, told=lambda sentence: None)
+    assert why == {str(same.row): ("because",)}
+    assert [(task.explain, task.settings[0]) for task in asked] == [(True, "a=1")]
+    assert explained([RESULTS[0], RESULTS[1]], config=None, settings=[], limit_s=9.0, told=print) == {}
 
 
 FULL = {"optimizer": "adamw", "loss": "whole", "attention": "sdpa", "trainable": None}

@@ -7,9 +7,11 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+import torch
 
-from halfstep.bench.trying import Task, _longest_first, attempt
+from halfstep.bench.trying import Task, _let_rise, _longest_first, attempt
 from halfstep.config.load import load
+from halfstep.engine import Engine
 from halfstep.train.build import build_engine, shape_of
 from halfstep.train.job import prepare
 from halfstep.train.padded import Padded
@@ -82,3 +84,41 @@ def test_the_longest_samples_come_first_whatever_the_order(tmp_path: Path, monke
     longest = sorted(samples.lengths.tolist())[-2:]
     assert min(longest) > 10
     assert engine.counters.weight == sum(longest) - 2  # all tokens but the first of each are predicted
+
+
+def test_a_rising_rate_goes_from_a_part_to_a_multiple_by_even_factors() -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda applied: 1.0)
+    engine = Engine(model, optimizer, scheduler=scheduler, loss=lambda module, batch: module(batch).mean(), precision="fp32")
+    _let_rise(engine, 4.0, 5)
+    rates = []
+    for _ in range(5):
+        rates.append(optimizer.param_groups[0]["lr"])
+        engine.update([torch.ones(1, 2)])
+    assert rates == pytest.approx([0.125, 0.25, 0.5, 1.0, 2.0])
+
+
+def test_a_run_that_cannot_go_on_keeps_its_losses_in_a_range_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings = [
+        *own(tmp_path, "steep", most=4, calls=0),
+        "optimizer.name=sgd",
+        "optimizer.clip_norm=0",
+        "optimizer.learning_rate=1e30",
+    ]
+    trial = attempt(Task(config=None, settings=settings, updates=40, limit_s=60, rise=30.0))
+    assert trial.failed is None
+    assert 0 < len(trial.losses) < 42
+
+
+def test_a_profile_says_in_sentences_where_the_time_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings = [*own(tmp_path, "profiled", most=4, calls=0)[:-1], "precision=bf16"]
+    first, phases, *_ = attempt(Task(config=None, settings=settings, updates=6, limit_s=60, explain=True)).why
+    assert first.startswith("large matrix products in bf16 run at ")
+    assert first.endswith(" TFLOP/s")
+    assert phases.startswith("an update of ")
+    assert ", forward " in phases

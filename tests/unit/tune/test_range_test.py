@@ -42,10 +42,10 @@ def test_the_configured_rate_is_set_beside_the_first_rate_that_broke() -> None:
     runs = [Range(steepest=2e-3, lowest=4e-3, above=8e-3), Range(steepest=1e-3, lowest=5e-3, above=None)]
     assert conclusion(runs, 1e-3) == (
         "Range test: while the rate rises, the loss falls fastest at 0.0015 (0.001 to 0.002), "
-        "is lowest at 0.0045 (0.004 to 0.005); is above where it began from 0.008 on, in 1 of 2 runs; "
-        "the configured 0.001 is 8 times below the first of that."
+        "is lowest at 0.0045 (0.004 to 0.005); the configured 0.001 is 0.67 times the former; "
+        "is above where it began from 0.008 on, in 1 of 2 runs."
     )
-    assert "the configured 0.01 is not below that: choose a lower one" in conclusion(runs, 1e-2)
+    assert "the configured one is not below that: choose a lower one" in conclusion(runs, 1e-2)
 
 
 def test_each_seed_is_one_run_with_a_course_of_its_own() -> None:
