@@ -1,5 +1,6 @@
 import json
 import multiprocessing
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,16 @@ def test_nothing_to_watch_exits_2_with_a_sentence(capsys: pytest.CaptureFixture[
     assert main(["watch"]) == 2
     expected = "halfstep: nothing to watch: give a training script, or `-m` and the name of a module.\n"
     assert capsys.readouterr().err == expected
+
+
+def test_a_script_that_was_started_as_a_program_of_its_own_is_said_not_to_be_heard(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (script.parent / "other.py").write_text("")
+    script.write_text("import subprocess, sys\nsubprocess.run([sys.executable, 'other.py'], check=True)\n")
+    assert main(["watch", str(script)]) == 0
+    name = Path(sys.executable).name
+    assert capsys.readouterr().err == (
+        f"halfstep: `{name} other.py` was started as a program of its own and not heard. "
+        "Write `python -m halfstep watch` into its command to hear it.\n"
+    )

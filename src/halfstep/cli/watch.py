@@ -77,6 +77,9 @@ def _reported(heard: list[Heard], ending: Ending, settings: Settings, args: argp
     verdict = reach(heard, settings)
     for fault in dict.fromkeys(process.fault for process in heard if process.fault):
         print(f"halfstep: not all was measured: {fault}", file=sys.stderr)
+    for command in dict.fromkeys(command for process in heard for command in process.unheard):
+        told = f"halfstep: `{command}` was started as a program of its own and not heard. "
+        print(f"{told}Write `python -m halfstep watch` into its command to hear it.", file=sys.stderr)
     _report(verdict, ending, args.format, out)
     out.flush()
     if args.html is not None:
@@ -156,6 +159,7 @@ def _measured(verdict: Verdict, ending: Ending) -> dict[str, object]:
             "rank": heard.rank,
             "updates": heard.updates,
             "ending": heard.ending or None,
+            "unheard": list(heard.unheard),
             "parts": [to_dict(part) for part in heard.measured.get("parts", ())],
         }
         for heard in verdict.heard

@@ -283,7 +283,7 @@ def ranks_table(heard: Sequence[Heard]) -> Table | None:
     return Table(
         title="Ranks",
         about="All ranks should have made the same updates and ended in the same line. One reduction an update is enough: more "
-        "of them are time that `no_sync` would save. Idle parameters got nothing but zeros from this rank's own micro-batches.",
+        "of them are time that no_sync() would save. Idle parameters got nothing but zeros from this rank's own micro-batches.",
         columns=columns,
         rows=tuple(map(_row, ranks)),
     )

@@ -11,11 +11,12 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 from halfstep.events.vocabulary import Place, Turn
+from halfstep.record.probes.lines import COMMAND
 from halfstep.record.syntax import Loop, Syntax, syntax_of
 
 PACKAGE = str(Path(__file__).parents[1])
 _ENGINE = str(Path(PACKAGE) / "engine")
-_OUTERMOST = (str(Path(__file__).with_name("running.py")), str(Path(PACKAGE) / "cli" / "main.py"))
+_OUTERMOST = (str(Path(__file__).with_name("running.py")), COMMAND)
 _LIBRARY = re.compile(r"[/\\](site-packages|dist-packages)[/\\]|[/\\]lib[/\\]python3[^/\\]*[/\\]|^<")
 _FRAMEWORK = re.compile(
     r"[/\\](accelerate|lightning|lightning_fabric|pytorch_lightning|deepspeed)[/\\]"
@@ -207,7 +208,7 @@ class Places:
 
     def _meet(self, code: CodeType) -> Code:
         path = code.co_filename
-        library = path.startswith(PACKAGE) or _LIBRARY.search(path) is not None
+        library = is_library(path)
         syntax = None if library else syntax_of(path)
         framework = library and _FRAMEWORK.search(path) is not None
         known = self._codes[id(code)] = Code(
@@ -226,6 +227,11 @@ class Places:
         site = code.sites[lasti] = Site(place, code.code.co_name, loops, header)
         self.files.add(place.path)
         return site
+
+
+def is_library(path: str) -> bool:
+    """Whether a file is part of an installed library, or ours."""
+    return path.startswith(PACKAGE) or _LIBRARY.search(path) is not None
 
 
 def _position(code: CodeType, lasti: int, line: int) -> tuple[int, int, int, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -20,8 +21,9 @@ from typing import Any
 
 from torch.utils.data._utils import worker
 
+from halfstep.record.places import is_library
 from halfstep.record.probing import Asked
-from halfstep.record.recorder import Listener
+from halfstep.record.recorder import Listener, Recorder
 from halfstep.record.running import in_words
 from halfstep.record.session import Session
 from halfstep.record.telling import Heard
@@ -87,6 +89,22 @@ def follow(session: Session, folder: Path) -> None:
     """Follow what this process starts through `multiprocessing`, and end with it if it leaves by `os._exit`."""
     session.patches.wrap(BaseProcess, "_bootstrap", lambda original: _forked(original, session, folder))
     session.patches.wrap(BaseProcess, "start", lambda original: _starting(original, session.asked, folder))
+    session.patches.wrap(subprocess.Popen, "__init__", lambda original: _running(original, session.recorder))
+
+
+def _running(original: Callable[..., None], rec: Recorder) -> Callable[..., None]:
+    """Programs are not followed: that one was started which may train is said."""
+
+    def __init__(self: Any, args: Any, *rest: Any, **named: Any) -> None:  # noqa: N807
+        original(self, args, *rest, **named)
+        if rec.hears and isinstance(args, (list, tuple)):
+            with rec.safe:
+                words = [os.fspath(word) for word in args if isinstance(word, (str, os.PathLike))]
+                script = next((word for word in words if word.endswith(".py")), "")
+                if script and not is_library(os.path.abspath(script)):
+                    rec.unheard.setdefault(script, f"{Path(words[0]).name} {script}")
+
+    return __init__
 
 
 def _forked(original: Callable[..., int], session: Session, folder: Path) -> Callable[..., int]:

@@ -88,6 +88,8 @@ class Recorder:
     on: bool = True
     fault: str = ""
     """Why the recording ended before the script."""
+    unheard: dict[str, str] = field(default_factory=dict)
+    """Scripts that were started as programs of their own, and by what command."""
     inside: bool = False
     """A model runs: what it calls is part of its forward pass."""
     regions: list[Region] = field(default_factory=list)

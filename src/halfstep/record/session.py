@@ -51,4 +51,5 @@ class Session:
             shared=meter.shared,
             samples=tuple(self.probing.samples.coverages),
             fault=rec.fault,
+            unheard=tuple(rec.unheard.values()),
         )

@@ -34,6 +34,8 @@ class Heard:
     """What the probes found and measured: `findings` and `parts`."""
     fault: str = ""
     """Why the recording ended before the script, if it did."""
+    unheard: tuple[str, ...] = ()
+    """Commands by which it started scripts that were not followed."""
 
 
 def tell(rec: Recorder) -> tuple[tuple[Event, ...], ...]:

@@ -12,6 +12,8 @@ from halfstep.report.parts import AnyPart, Bars, Heat, Lines, Series
 
 STEPS = "▁▂▃▄▅▆▇█"
 WIDTH = 32
+MOST_ROWS, FEWEST_COLUMNS = 4, 5
+"""A table of so few rows and so many columns is told whole."""
 
 
 def overview(findings: Sequence[Finding], parts: Iterable[AnyPart]) -> str:
@@ -37,6 +39,8 @@ def _of(part: AnyPart) -> list[str]:
         return [f"{part.title}: " + ", ".join(f"{name} {number(amount, part.unit)}" for name, amount in part.items)]
     if isinstance(part, Heat):
         return [f"{part.title}: {len(part.rows)} layers, {len(part.columns)} updates"]
+    if len(part.rows) <= MOST_ROWS and len(part.columns) >= FEWEST_COLUMNS:
+        return [f"{part.title}: " + ", ".join(map(" ".join, zip(part.columns, row, strict=True))) for row in part.rows]
     return [f"{part.title}: {len(part.rows)} rows"]
 
 

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from halfstep.record.places import Places
+from halfstep.record.probes.lines import COMMAND, line_of_script
+
 START = """\
 import torch
 from torch import nn
@@ -80,3 +83,10 @@ def test_a_run_that_never_stepped_is_judged_by_its_text(run: Callable[..., Any])
     watched = run(text)
     assert watched.ending.words.startswith("it raised AssertionError: No inf checks were recorded")
     assert "amp-update-per-microbatch" in watched.rules()
+
+
+def test_what_called_a_command_of_ours_is_no_line_of_the_users() -> None:
+    found: list[object] = []
+    called = compile("found.append(line_of_script()); found.append(places.here(depth=1).place)", COMMAND, "exec")
+    exec(called, {"found": found, "line_of_script": line_of_script, "places": Places()})
+    assert found == [None, None]

@@ -13,6 +13,8 @@ from halfstep.events.vocabulary import Place
 
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]), "<")
 """Whose lines are never the script's: torch's, our own, and what has no file."""
+COMMAND = str(Path(__file__).parents[2] / "cli" / "main.py")
+"""Below it runs a command of ours: what called it, such as the console script, is no line of the user's."""
 INSTALLED = ("site-packages", "dist-packages", str(Path(sys.base_prefix) / "lib"))
 
 
@@ -25,6 +27,8 @@ def line_of_script(*, until: str = "") -> Place | None:
     frame, library = sys._getframe(1), None
     while frame is not None and frame.f_code.co_filename != until:
         path = frame.f_code.co_filename
+        if path == COMMAND:
+            return None
         owner = _owner(path)
         if owner is Owner.SCRIPT:
             return Place(path, frame.f_lineno)
