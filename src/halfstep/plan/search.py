@@ -337,7 +337,21 @@ def _reason(model: Model, machine: Machine, plan: Plan, ranked: list[Plan]) -> s
         parts.append(_why_sync(model, recipe))
     if not recipe.checkpointing.keeps_blocks and any(other.recipe.checkpointing.keeps_blocks for other in ranked):
         parts.append("computing blocks again buys the memory" if plan is first else "computes blocks again")
+    if lacking := _not_in_train(recipe):
+        parts.append(f"`halfstep train` has no {lacking}")
     return "; ".join(parts)
+
+
+def _not_in_train(recipe: Recipe) -> str | None:
+    """What other libraries have and ours has not."""
+    if recipe.weights.four_bits:
+        return "weights of 4 bits"
+    if recipe.optimizer is Optimizer.ADAMW_8BIT and recipe.sharding.divides:
+        return "8-bit states in shards"
+    if recipe.optimizer is Optimizer.LION:
+        return "lion"
+    odd = recipe.checkpointing in (Checkpointing.SELECTIVE, Checkpointing.OFFLOAD)
+    return f"checkpointing that is {recipe.checkpointing}" if odd else None
 
 
 def _why_not(machine: Machine, plan: Plan) -> str:

@@ -7,7 +7,7 @@ from halfstep.errors import ConfigError, DeviceError
 from halfstep.plan.known_models import KNOWN
 from halfstep.plan.machines import named
 from halfstep.plan.model_facts import from_config
-from halfstep.plan.recipe import Checkpointing, Optimizer
+from halfstep.plan.recipe import BaseWeights, Checkpointing, Optimizer
 from halfstep.plan.search import MARGIN, TIE, Plan, Verdict, Wish, lora_parameters, remedies, search
 
 LLAMA = from_config(KNOWN["llama-7b"], "llama-7b")
@@ -102,6 +102,20 @@ def test_adapters_have_as_many_parameters_as_peft_gives_them() -> None:
     gpt2 = from_config(KNOWN["gpt2"], "gpt2")
     assert (lora_parameters(LLAMA, 8), lora_parameters(LLAMA, 8, everywhere=False)) == (19_988_480, 4_194_304)
     assert lora_parameters(gpt2, 8) == 1_179_648
+
+
+@pytest.mark.parametrize(
+    ("wishes", "lacking"),
+    [
+        ({"optimizer": Optimizer.ADAMW_8BIT, "sharding": Sharding.ZERO3}, "8-bit states in shards"),
+        ({"optimizer": Optimizer.LION}, "lion"),
+        ({"lora_rank": 8, "weights": BaseWeights.NF4}, "weights of 4 bits"),
+        ({"checkpointing": Checkpointing.SELECTIVE}, "checkpointing that is selective"),
+    ],
+)
+def test_what_train_has_not_is_said(wishes: dict[str, object], lacking: str) -> None:
+    assert plans(**wishes)[0].reason.endswith(f"; `halfstep train` has no {lacking}")
+    assert not [plan for plan in plans() if "halfstep train" in plan.reason]
 
 
 def test_what_cannot_be_on_these_devices_is_told() -> None:
