@@ -1,7 +1,7 @@
 """Highest memory and time of an update over 32,000 tokens of vocabulary, in a process of its own.
 
-`python -m benchmarks.loss_peak NAME` prints, as JSON, the bytes at the highest point of the updates above what the process
-held before the model was made, and the seconds of each update.
+`python -m benchmarks.loss_peak NAME UPDATES` prints, as JSON, the bytes at the highest point of so many updates above what the
+process held before the model was made, and the seconds of each update but the first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from halfstep.train.models import config_of_architecture, new_model
 
 VOCABULARY = 32_000
 LENGTH, SEQUENCES = 256, 8
-NUM_UPDATES = 4
 SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": 256,
@@ -38,7 +37,7 @@ def small_llama(device: torch.device) -> nn.Module:
     return new_model(config_of_architecture("llama", SIZES), "sdpa").to(device).train()
 
 
-def updates(kind: str, device: torch.device) -> dict[str, object]:
+def updates(kind: str, number: int, device: torch.device) -> dict[str, object]:
     """Peak bytes and seconds of updates with fused AdamW and the plain or the chunked loss."""
     before = memory_use(device).allocated_bytes
     model = small_llama(device)
@@ -47,7 +46,7 @@ def updates(kind: str, device: torch.device) -> dict[str, object]:
     tokens = torch.randint(0, VOCABULARY, (SEQUENCES, LENGTH), device=device)
     reset_peak(device)
     seconds: list[float] = []
-    for _ in range(NUM_UPDATES):
+    for _ in range(number):
         started = time.perf_counter()
         total, weight = loss(model, {"input_ids": tokens, "labels": tokens})
         (total / weight).backward()
@@ -62,4 +61,4 @@ def updates(kind: str, device: torch.device) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(updates(sys.argv[1], accelerator_device())))
+    print(json.dumps(updates(sys.argv[1], int(sys.argv[2]), accelerator_device())))
