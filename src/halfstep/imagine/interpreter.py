@@ -41,7 +41,7 @@ class Interpreter(Calls, Statements, Expressions):
         if isinstance(source, Instance):
             return self._of_instance(source, node)
         if isinstance(source, Tensor):
-            return Items([derive(source) for _ in range(4)])
+            return Items([derive(source) for _ in range(min(source.rows or 4, 32))])
         if isinstance(source, Stream):
             return self._endless(self.first_of(source))
         if isinstance(source, str):

@@ -280,8 +280,12 @@ class Statements(Assignments):
         raise NotImplementedError
 
     def attempt(self, node: ast.Try) -> None:
-        """`try`: handlers run only for what the program raises itself."""
+        """`try`: handlers run for what the program raises itself, and once where one of them skips a backward pass."""
+        skips = next((h for h in node.handlers if self.loops and _skips(h)), None)
         try:
+            if skips is not None and _trains(node.body) and self.on_data("an exception", False, skips, False):
+                self.run(skips.body)
+                return
             self.run(node.body)
             self.run(node.orelse)
         except Raised:
@@ -358,6 +362,15 @@ class Statements(Assignments):
 
 def _text(node: ast.AST) -> str:
     return ast.unparse(node)[:60] if isinstance(node, ast.expr) else ""
+
+
+def _skips(handler: ast.ExceptHandler) -> bool:
+    return isinstance(handler.body[-1], ast.Continue)
+
+
+def _trains(body: list[ast.stmt]) -> bool:
+    calls = (n.func for statement in body for n in ast.walk(statement) if isinstance(n, ast.Call))
+    return any(isinstance(func, ast.Attribute) and func.attr == "backward" for func in calls)
 
 
 def decorator_name(node: ast.expr) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from halfstep.findings.finding import Edit, Fix, FixRequest, Safety
 from halfstep.imagine.edits import Editor
-from halfstep.imagine.fixing import adding, calling, moving, spelling, windows, wrapping
+from halfstep.imagine.fixing import adding, calling, moving, precision, spelling, windows, wrapping
 
 Action = Callable[[Editor, FixRequest], "list[Edit] | None"]
 ACTIONS: dict[str, Action] = {
@@ -32,6 +32,10 @@ ACTIONS: dict[str, Action] = {
         moving.move_before,
         moving.move_into,
         moving.move_into_before,
+        precision.device_of_model,
+        precision.seed_of_worker,
+        precision.to_float,
+        precision.with_logits,
         spelling.dedent_tail,
         spelling.delete,
         spelling.finfo,
@@ -41,6 +45,7 @@ ACTIONS: dict[str, Action] = {
         spelling.update_after,
         spelling.zero_before,
         windows.count_from_one,
+        windows.count_steps,
         windows.divide,
         windows.step_at_end,
         wrapping.first_rank,

@@ -7,6 +7,7 @@ import ast
 from halfstep.findings.finding import Edit, FixRequest
 from halfstep.imagine.converting.syntax import bound_names, read_names
 from halfstep.imagine.edits import Editor
+from halfstep.imagine.fixing.naming import sees
 
 
 def step_at_end(editor: Editor, request: FixRequest) -> list[Edit] | None:
@@ -56,6 +57,29 @@ def divide(editor: Editor, request: FixRequest) -> list[Edit] | None:
     if isinstance(loss, (ast.Name, ast.Attribute, ast.Call)):
         return [editor.swap(loss, f"({editor.syntax.text(loss)} / {size})")]
     return None
+
+
+LENGTHS = ("total_iters", "T_max", "total_steps", "num_training_steps")
+
+
+def count_steps(editor: Editor, request: FixRequest) -> list[Edit] | None:
+    """A schedule's length in micro-batches is divided by the size of the window that the step (`other`) ends."""
+    found, call = _boundary(editor, FixRequest("", request.other)) if request.other else None, editor.call(request.place)
+    length = next((k.value for k in call.keywords if k.arg in LENGTHS), None) if call is not None else None
+    statement = editor.statement(request.place)
+    if found is None or length is None or statement is None:
+        return None
+    sizes = [m.right for m in map(_remainder, ast.walk(found[0].test)) if m is not None]
+    if (
+        len(sizes) != 1
+        or not isinstance(sizes[0], (ast.Name, ast.Attribute))
+        or not sees(editor, ast.unparse(sizes[0]), statement)
+    ):
+        return None
+    text = editor.syntax.text(length)
+    product = isinstance(length, ast.BinOp) and isinstance(length.op, ast.Mult)
+    plain = product or isinstance(length, (ast.Name, ast.Attribute, ast.Call))
+    return [editor.swap(length, f"{text if plain else f'({text})'} // {ast.unparse(sizes[0])}")]
 
 
 def _remainder(node: ast.AST) -> ast.BinOp | None:

@@ -163,7 +163,7 @@ def call_unknown(state: Calls, func: Unknown, args: list[Value], kwargs: dict[st
         model = state.promote(func, "model")
         assert isinstance(model, Thing)
         return state.forward(model, args, kwargs, node)
-    if re.search(r"log|print|report|write", last, re.I):
+    if re.search(r"log|print|report|write|add_scalar", last, re.I):
         shown(state, inputs, node, last)
     if func.owner is not None and func.owner.kind == "model":
         made = blend(state, f"{func.name}()", [*inputs, func.owner], node)

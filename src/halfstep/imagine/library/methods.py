@@ -48,6 +48,8 @@ def call(state: Calls, value: Value, name: str, args: Args, kwargs: Kwargs, node
         return _on_thing(state, value, name, args, kwargs, node)
     if isinstance(value, Instance):
         return frameworks.lightning(state, value, name, args, kwargs, node)
+    if isinstance(value, (list, dict)) and name in OF_ALL_MODULES:
+        return _on_all(state, value, name, args, kwargs, node)
     if isinstance(value, list):
         return _on_list(state, value, name, args, node)
     if isinstance(value, dict):
@@ -206,6 +208,23 @@ def _on_stack(state: Calls, stack: Thing, name: str, args: Args, node: ast.AST) 
     if name == "enter_context" and isinstance(context, Thing) and context.kind == "context":
         stack.facts.setdefault("open", []).insert(0, state.open_context(context, node))
     return context
+
+
+OF_ALL_MODULES = frozenset(
+    {"parameters", "named_parameters", "train", "eval", "cuda", "half", "bfloat16", "zero_grad", "requires_grad_"}
+)
+"""Methods of a list or dict of modules that go to each of them."""
+
+
+def _on_all(state: Calls, value: Value, name: str, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    models = [m for m in map(model_of, flat([value])) if m is not None]
+    if name.endswith("parameters"):
+        made = state.make("params", None)
+        made.owners, made.facts["generator"], made.facts["named"] = set(models), True, name.startswith("named")
+        return made
+    for model in models:
+        _on_thing(state, model, name, args, kwargs, node)
+    return value
 
 
 def _on_list(state: Calls, value: list[Value], name: str, args: Args, node: ast.AST) -> Value:

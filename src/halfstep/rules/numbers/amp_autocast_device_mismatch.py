@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Backward, Forward
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS123",
@@ -53,6 +53,7 @@ def train(model, loader, epochs=2):
             scaler.step(optimizer)
             scaler.update()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -68,4 +69,5 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             and region.device in ("cpu", "cuda")
             and region.device != event.device
         ):
-            yield Found(region.place, f"autocast is for {region.device}, but the model is on {event.device}")
+            fix = FixRequest("device-of-model", region.place) if region.place is not None else None
+            yield Found(region.place, f"autocast is for {region.device}, but the model is on {event.device}", fix)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Loss
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS113",
@@ -54,6 +54,7 @@ def train(model, loader, epochs=2):
             scaler.step(optimizer)
             scaler.update()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -62,4 +63,5 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     for event in trace.of(Loss):
         region = event.region
         if event.criterion in ("BCELoss", "binary_cross_entropy") and region is not None and region.device != "cpu":
-            yield Found(event.place, f"`{event.criterion}` raises inside a CUDA autocast region")
+            fix = FixRequest("with-logits", event.place) if event.place is not None else None
+            yield Found(event.place, f"`{event.criterion}` raises inside a CUDA autocast region", fix)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Numeric
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS116",
@@ -54,6 +54,7 @@ def train(model, loader, epochs=2):
             scaler.step(optimizer)
             scaler.update()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -61,4 +62,5 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     """Reductions of FP16 outputs outside of the region that made them."""
     for event in trace.of(Numeric):
         if event.kind == "half-reduction":
-            yield Found(event.place, f"`{event.detail}` runs in FP16, outside of the autocast region that made its input")
+            fix = FixRequest("to-float", event.place) if event.place is not None else None
+            yield Found(event.place, f"`{event.detail}` runs in FP16, outside of the autocast region that made its input", fix)

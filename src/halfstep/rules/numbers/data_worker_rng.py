@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Made, Seed
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS601",
@@ -56,6 +56,7 @@ def train(model, dataset, epochs=2):
             nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -63,7 +64,8 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     """Constant seeds in a worker, and generators that the data set brings along."""
     for event in trace.of(Seed):
         if event.in_worker and event.constant:
-            yield Found(event.place, "every worker gets this seed: they all draw the same numbers")
+            fix = FixRequest("seed-of-worker", event.place) if event.place is not None else None
+            yield Found(event.place, "every worker gets this seed: they all draw the same numbers", fix)
     for made in trace.of(Made):
         if made.what.kind == "worker generator":
             yield Found(made.place, "every worker gets a copy of this generator: they all draw the same numbers")

@@ -76,18 +76,17 @@ def train(loader, val_loader, epochs=2):
 
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
-    """Training in evaluation mode of a model that was trained in the other mode before."""
+    """Training in evaluation mode of a model that was trained in the other mode before, or was only just evaluated."""
     trained: set[Ref] = set()
     switched: dict[Ref, Mode] = {}
-    backward: Backward | None = None
-    for event in trace.of(Mode, Backward):
+    for event in trace.of(Mode, Backward, Forward):
         if isinstance(event, Mode):
+            switched[event.model] = event
             if event.training:
                 switched.clear()
-            elif backward is not None:
-                switched[event.model] = event
+        elif isinstance(event, Forward):
+            trained |= {event.model} & set(switched) if not event.grad_enabled else set()
         else:
-            backward = event
             trained.update(m for m in event.models if m not in event.eval_mode)
             for model in event.eval_mode:
                 mode = switched.get(model) or next(iter(switched.values()), None)

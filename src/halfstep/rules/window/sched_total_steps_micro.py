@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Place, SchedulerStep, Step
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 from halfstep.rules.listening import accumulation
 
 CARD = Card(
@@ -53,6 +53,7 @@ def train(model, loader, accumulate=4, epochs=2):
                 scheduler.step()
                 optimizer.zero_grad()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -82,8 +83,10 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
                 and made is not None
                 and len(made.stack) > 1
             )
+            step = next((e.place for e in trace.of(Step) if e.optimizer == event.optimizer), None)
             yield Found(
                 made.stack[-2] if far and made else place,
                 "the scheduler's length counts micro-batches, but it moves once a window",
+                FixRequest("count-steps", place, other=step) if place is not None and step is not None else None,
             )
             return
