@@ -103,3 +103,10 @@ def _yields(body: list[ast.stmt]) -> bool:
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
             todo.extend(ast.iter_child_nodes(node))
     return False
+
+
+def skipping(node: ast.Try) -> ast.ExceptHandler | None:
+    """The handler of a `try` around a backward pass that goes on with the next turn of the loop."""
+    calls = (n.func for statement in node.body for n in ast.walk(statement) if isinstance(n, ast.Call))
+    trains = any(isinstance(func, ast.Attribute) and func.attr == "backward" for func in calls)
+    return next((h for h in node.handlers if trains and isinstance(h.body[-1], ast.Continue)), None)

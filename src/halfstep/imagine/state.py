@@ -20,6 +20,8 @@ EPOCHS = 2
 ACCUMULATION = 4
 WHOLE_WINDOWS = 24
 """Long counts are shortened by whole multiples of this, so that windows of 2, 3, 4, 6, 8 and 12 keep their phase."""
+LONG_LOOP, LONG_TURN = 6_000, 600
+"""Steps after which a loop with turns as long as this goes on with its last turn: it holds loops of its own."""
 MAX_DEPTH = 30
 MAX_EVENTS = 12_000
 
@@ -287,6 +289,10 @@ class State:
         self.budget.steps -= 1
         if self.budget.steps < 0:
             raise OutOfBudget
+
+    def is_long(self, spent: int, turns: int) -> bool:
+        """Whether a loop has taken so many steps in so few turns that the rest of them is left out."""
+        return spent > LONG_LOOP and spent > turns * LONG_TURN
 
     def promote(self, value: Unknown, kind: str) -> Thing | Tensor:
         """An unknown value has shown by its use what it is."""

@@ -8,15 +8,8 @@ from collections.abc import Callable
 
 from halfstep.events.vocabulary import EpochBegin, EpochEnd, Fetch, LoopLeft, Turn
 from halfstep.imagine.assignments import Assignments
-from halfstep.imagine.state import (
-    MICRO_BATCHES,
-    BreakLoop,
-    ContinueLoop,
-    Exited,
-    Raised,
-    Restart,
-    ReturnValue,
-)
+from halfstep.imagine.project import skipping
+from halfstep.imagine.state import MICRO_BATCHES, BreakLoop, ContinueLoop, Exited, Raised, Restart, ReturnValue
 from halfstep.imagine.values import (
     Class,
     External,
@@ -32,9 +25,6 @@ from halfstep.imagine.values import (
     settled,
     tags_of,
 )
-
-LONG_LOOP, LONG_TURN = 6_000, 600
-"""Steps after which a loop with turns as long as this goes on with its last turn: it holds loops of its own."""
 
 
 class Statements(Assignments):
@@ -198,8 +188,7 @@ class Statements(Assignments):
         before = self.budget.steps
         try:
             for index, item in enumerate(list(items)):
-                spent = before - self.budget.steps
-                if loader is None and spent > LONG_LOOP and spent > index * LONG_TURN and index < len(items) - 1:
+                if loader is None and index < len(items) - 1 and self.is_long(before - self.budget.steps, index):
                     continue
                 self.turns_here = len(items)
                 self.loops[-1] = Turn(loop, index, place, items.over, items.tags)
@@ -281,9 +270,9 @@ class Statements(Assignments):
 
     def attempt(self, node: ast.Try) -> None:
         """`try`: handlers run for what the program raises itself, and once where one of them skips a backward pass."""
-        skips = next((h for h in node.handlers if self.loops and _skips(h)), None)
+        skips = skipping(node) if self.loops else None
         try:
-            if skips is not None and _trains(node.body) and self.on_data("an exception", False, skips, False):
+            if skips is not None and self.on_data("an exception", False, skips, False):
                 self.run(skips.body)
                 return
             self.run(node.body)
@@ -362,15 +351,6 @@ class Statements(Assignments):
 
 def _text(node: ast.AST) -> str:
     return ast.unparse(node)[:60] if isinstance(node, ast.expr) else ""
-
-
-def _skips(handler: ast.ExceptHandler) -> bool:
-    return isinstance(handler.body[-1], ast.Continue)
-
-
-def _trains(body: list[ast.stmt]) -> bool:
-    calls = (n.func for statement in body for n in ast.walk(statement) if isinstance(n, ast.Call))
-    return any(isinstance(func, ast.Attribute) and func.attr == "backward" for func in calls)
 
 
 def decorator_name(node: ast.expr) -> str:
