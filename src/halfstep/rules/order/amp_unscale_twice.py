@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Ref, Unscale
+from halfstep.events.vocabulary import Ref, Step, Unscale
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 from halfstep.rules.listening import hear
@@ -65,8 +65,9 @@ def train(model, loader, epochs=2):
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """A second unscale of gradients that were not cleared or stepped since the first."""
     first: dict[Ref, Unscale] = {}
+    stepped = {s.optimizer for s in trace.of(Step)}
     for event, accounts in hear(trace):
-        if isinstance(event, Unscale):
+        if isinstance(event, Unscale) and event.optimizer in stepped:
             account = accounts[event.optimizer]
             if event.optimizer in first and account.pending and account.pending[0].serial < first[event.optimizer].serial:
                 before = first[event.optimizer].place

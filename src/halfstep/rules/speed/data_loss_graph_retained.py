@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Backward, Fetch, Place, Retain, Step
+from halfstep.events.vocabulary import Backward, Fetch, Forward, Place, Retain, Step
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 from halfstep.rules.listening import call_site
@@ -68,11 +68,9 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
 
 
 def _site(trace: Trace, event: Retain, backward: Backward | None) -> Place | None:
-    """In the function that runs the loop over batches, or the one that leads to the backward pass."""
-    fetches = [f for f in trace.of(Fetch) if f.serial < event.serial and any(f.loops[-1:] == (t,) for t in event.loops)]
-    if fetches:
-        return event.stack[min(len(fetches[-1].stack), len(event.stack)) - 1]
-    return call_site(event, backward)
+    """In the function that runs the forward pass, or the one that leads to the backward pass."""
+    before = (trace.events[serial] for serial in range(event.serial - 1, -1, -1))
+    return call_site(event, next((e for e in before if isinstance(e, Forward) and e.grad_enabled), backward))
 
 
 def _turns(trace: Trace, earlier: Retain, event: Retain) -> bool:
