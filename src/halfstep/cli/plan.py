@@ -148,15 +148,15 @@ def _settings(written: Any) -> dict[str, Any]:
     again = {True: "full", False: "none"}
     told = {
         "gpus": written.processes,
-        "sharding": written.sharding and str(getattr(written.sharding, "value", written.sharding)),
+        "sharding": written.sharding and str(written.sharding),
         "global_batch": written.batch.global_,
         "micro_batch": written.batch.micro,
         "seq": written.data.sequence_length,
-        "precision": written.precision and str(getattr(written.precision, "value", written.precision)),
-        "optimizer": written.optimizer.name and str(getattr(written.optimizer.name, "value", written.optimizer.name)),
+        "precision": written.precision and str(written.precision),
+        "optimizer": written.optimizer.name and str(written.optimizer.name),
         "checkpointing": again.get(written.model.checkpoint_activations),
         "loss": "whole" if written.model.loss_chunk == 0 else "chunked",
-        "attention": written.model.attention and str(getattr(written.model.attention, "value", written.model.attention)),
+        "attention": written.model.attention and str(written.model.attention),
         "compile": written.model.compile,
         **_adapters(written.lora),
     }

@@ -94,40 +94,28 @@ def run(args: argparse.Namespace) -> int:
         )
 
     found = Search(space, memory, trials).run(args.rounds)
-    ranges = _ranges(args, subject, found) if args.lr else []
-    swept = _swept(args, subject, found) if args.lr else []
+    ranges, swept = _rates(args, subject, found) if args.lr else ([], [])
     _show(args, written, subject, space, memory, found, swept, ranges)
     return 0
 
 
-def _ranges(args: argparse.Namespace, subject: Subject, found: Found) -> list[Range]:
-    """Runs of the winner whose learning rate rises until they break."""
+def _rates(args: argparse.Namespace, subject: Subject, found: Found) -> tuple[list[Range], list[Swept]]:
+    """Short runs of the winner: some whose rate rises until they break, then each rate; no clock ends one before the others."""
     from halfstep.bench.benching import in_processes
     from halfstep.bench.trying import WARMUP, Task
     from halfstep.tune.range_test import RUNS, range_test
+    from halfstep.tune.rates import sweep
 
-    def once(settings: Sequence[str], rise: float) -> Trial:
+    def once(settings: Sequence[str], rise: float | None = None) -> Trial:
         asked = [*args.settings, *settings]
         task = Task(config=args.config, settings=asked, updates=args.lr_updates - WARMUP, limit_s=A_DAY_S, rise=rise)
         return in_processes(task, found.winner.processes)
 
-    assert subject.learning_rate is not None
+    rate = subject.learning_rate
+    assert rate is not None
     runs = min(RUNS, args.seeds)
-    return range_test(found.winner, subject.learning_rate, updates=args.lr_updates, runs=runs, run=once, told=_say)
-
-
-def _swept(args: argparse.Namespace, subject: Subject, found: Found) -> list[Swept]:
-    """Short runs of the winner, each whole: no clock ends one of them before the others."""
-    from halfstep.bench.benching import in_processes
-    from halfstep.bench.trying import WARMUP, Task
-    from halfstep.tune.rates import sweep
-
-    def once(settings: Sequence[str]) -> Trial:
-        task = Task(config=args.config, settings=[*args.settings, *settings], updates=args.lr_updates - WARMUP, limit_s=A_DAY_S)
-        return in_processes(task, found.winner.processes)
-
-    assert subject.learning_rate is not None
-    return sweep(found.winner, subject.learning_rate, seeds=args.seeds, run=once, told=_say)
+    ranges = range_test(found.winner, rate, updates=args.lr_updates, runs=runs, run=once, told=_say)
+    return ranges, sweep(found.winner, rate, seeds=args.seeds, run=once, told=_say)
 
 
 def _check(args: argparse.Namespace) -> None:
