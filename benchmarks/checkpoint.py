@@ -5,7 +5,7 @@ The rows of `benchmarks.sharding` (an update of DDP on two ranks, memory of zero
 
 from __future__ import annotations
 
-import subprocess
+import multiprocessing
 import sys
 import tempfile
 import time
@@ -16,8 +16,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import TCPStore
 
-from benchmarks import sharding
+from benchmarks import checkpoint_ranks, sharding
 from benchmarks.harness import Goal, Row, main, ratio_row
 from benchmarks.models import Gpt, Shape, cross_entropy
 from halfstep import Checkpoints, Engine
@@ -36,7 +37,7 @@ def engine_of(shape: Shape = SHAPE) -> tuple[Engine, list[tuple[Tensor, Tensor]]
     model = Gpt(shape)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     engine = Engine(model, optimizer, loss=cross_entropy, precision="fp32", clip_norm=1.0)
-    tokens = torch.randint(shape.vocabulary, (4, shape.context + 1))
+    tokens = torch.randint(shape.vocabulary, (1, shape.context + 1))
     window = [(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())]
     engine.update(window)
     return engine, window
@@ -86,7 +87,7 @@ def waits(quick: bool) -> Iterable[Row]:
     yield ratio_row("until that is on the disk, synced and renamed", "torch.save", synced, theirs)
     update = summarize(updates, "s")
     share = paired_ratio(ours, [UPDATES_PER_SAVE * update.value] * len(ours))
-    note = f"{summarize(ours, 's')} a save, {update} an update of one micro-batch of 256 tokens"
+    note = f"{summarize(ours, 's')} a save, {update} an update of one micro-batch of 64 tokens"
     yield Row(
         what="share of the run that waits for saves",
         against=f"{UPDATES_PER_SAVE} updates",
@@ -99,20 +100,20 @@ def waits(quick: bool) -> Iterable[Row]:
 def slows(quick: bool) -> Iterable[Row]:
     """Updates while a checkpoint is written beside them, against updates without."""
     engine, window = engine_of()
-    during, without = [], []
+    during, without, number = [], [], 1 if quick else 3
     with scratch() as folder, Checkpoints(folder) as checkpoints:
-        for _ in range(2 if quick else 7):
+        for _ in range(3 if quick else 7):
             checkpoints.wait()
             began = time.perf_counter()
-            for _ in range(3):
+            for _ in range(number):
                 engine.update(window)
             without.append(time.perf_counter() - began)
             checkpoints.save(engine)
             began = time.perf_counter()
-            for _ in range(3):
+            for _ in range(number):
                 engine.update(window)
             during.append(time.perf_counter() - began)
-    yield ratio_row("three updates while a checkpoint is written", "without", during, without)
+    yield ratio_row(f"updates ({number}) while a checkpoint is written", "without", during, without)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,12 +204,19 @@ def ranks(quick: bool) -> Iterable[Row]:
 
 
 def _legs(folder: Path, legs: list[tuple[int, int]]) -> list[tuple[list[float], float]]:
+    """What was told of each update; each leg is trained by processes forked from a server that has imported torch."""
     folder.mkdir()
-    for number, (processes, stop) in enumerate(legs):
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes > 1 else []
-        script = str(Path(__file__).with_name("checkpoint_ranks.py"))
-        command = [sys.executable, *launcher, script, str(folder), str(stop), str(number)]
-        subprocess.run(command, check=True, capture_output=True)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.checkpoint_ranks"])
+    for number, (ranks, stop) in enumerate(legs):
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        given = (ranks, store.port, folder, stop, number)
+        processes = [context.Process(target=checkpoint_ranks.go, args=(rank, *given)) for rank in range(ranks)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+            assert process.exitcode == 0
     told: dict[int, tuple[list[float], float]] = {}
     for path in sorted(folder.glob("*.txt")):
         for line in path.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""What `benchmarks.sharding` starts on each of two ranks: `torchrun -m benchmarks.on_ranks WHAT`; rank 0 prints JSON."""
+"""What `benchmarks.sharding` starts, on two ranks or one: `torchrun -m benchmarks.on_ranks WHAT`; rank 0 prints JSON."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.loops import CLIP_NORM, adamw, through_accelerate
 from benchmarks.models import LARGER, Batch, Shape, cross_entropy, gpt
 from halfstep import Engine
+from halfstep.distributed import world
 from halfstep.engine import assembly
 from halfstep.measure.clock import interleaved_s
 from halfstep.measure.memory import peak_resident_bytes, reset_peak, resident_bytes
@@ -43,21 +44,26 @@ class Endless:
             yield from self.window
 
 
+def short(window: list[Batch]) -> list[Batch]:
+    """The micro-batches with a few tokens of each text."""
+    return [(x[:, :8].contiguous(), y[:, :8].contiguous()) for x, y in window]
+
+
 def seconds(rounds: int) -> dict[str, list[float]]:
     """Seconds of an update in DDP, ours and Accelerate's in turn."""
     ours, window = gpt(CPU, micro_batch=1, window=WINDOW)
     theirs, _ = gpt(CPU, micro_batch=1, window=WINDOW)
     updates = engine_of(ours, "ddp").updates(Endless(window), epochs=None)
     works = {"halfstep": lambda: next(updates), "Accelerate": through_accelerate(theirs, window, cross_entropy)}
-    return interleaved_s(works, CPU, rounds=rounds, warmup_rounds=3)
+    return interleaved_s(works, CPU, rounds=rounds, warmup_rounds=min(rounds, 3))
 
 
 def collectives() -> dict[str, Any]:
     """The collectives of windows of 8 and of 1 micro-batches in DDP, and the buckets of its gradients."""
     model, window = gpt(CPU, micro_batch=1, window=WINDOW, shape=LARGER)
     engine = engine_of(model, "ddp")
-    updates = engine.updates(Endless(window), epochs=None)
-    for _ in range(4):
+    updates = engine.updates(Endless(short(window)), epochs=None)
+    for _ in range(3):  # after the first, DDP sorts its buckets anew
         next(updates)
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         next(updates)
@@ -67,8 +73,15 @@ def collectives() -> dict[str, Any]:
     return {"collectives": dict(counted), "buckets": len(str(sizes).split(","))}
 
 
+def ddp(rounds: int) -> dict[str, Any]:
+    """Both; no seconds where there are no rounds."""
+    return {"seconds": seconds(rounds) if rounds else None, **collectives()}
+
+
 def peak(sharding: str, micro_batch: int) -> int:
-    """The most bytes that this rank held above what it held before the model was made, over two updates of two micro-batches.
+    """The most bytes that this rank held above what it held before the model was made.
+
+    It makes an update of few tokens, which leaves the optimizer's states, and one of two micro-batches.
 
     The operating system counts them: the C library must give large pieces of memory back at once (`MALLOC_MMAP_THRESHOLD_`). The
     engine is told that memory is short, so that it keeps no whole gradients.
@@ -83,8 +96,8 @@ def peak(sharding: str, micro_batch: int) -> int:
     engine = engine_of(model, sharding)
     gc.collect()
     reset_peak(CPU)
-    for _ in range(2):
-        engine.update(window)
+    for micro_batches in (short(window), window):  # the first makes the optimizer's states
+        engine.update(micro_batches)
     return (peak_resident_bytes() or 0) - before
 
 
@@ -104,15 +117,14 @@ def activations(micro_batch: int) -> int:
 
 
 WHAT = {
-    "seconds": lambda: seconds(int(sys.argv[2])),
-    "collectives": collectives,
+    "ddp": lambda: ddp(int(sys.argv[2])),
     "peak": lambda: peak(sys.argv[2], int(sys.argv[3])),
     "activations": lambda: activations(int(sys.argv[2])),
-    "parameters": lambda: sum(p.numel() for p in gpt(CPU, shape=LARGER)[0].parameters()),
 }
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    if world().size > 1:
+        dist.init_process_group("gloo")
     found = WHAT[sys.argv[1]]()
-    if dist.get_rank() == 0:
+    if world().is_first:
         print(json.dumps(found))

@@ -13,7 +13,10 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Any
 
+import torch
+
 from benchmarks.harness import Goal, Row, main, ratio_row, skipped
+from benchmarks.models import LARGER, gpt
 from halfstep._compat import accelerator_device
 from halfstep.measure.stats import summarize
 
@@ -23,9 +26,10 @@ RETURNED_AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 """Tells the C library to give large pieces of memory back, so that the operating system's count is that of tensors."""
 
 
-def on_ranks(*words: str, **variables: str) -> Any:
+def on_ranks(*words: str, ranks: int = RANKS, **variables: str) -> Any:
     """What rank 0 found."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    command = [sys.executable, *launcher]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     done = subprocess.run([*command, "-m", "benchmarks.on_ranks", *words], capture_output=True, text=True, env=environment)
     if done.returncode:
@@ -36,12 +40,12 @@ def on_ranks(*words: str, **variables: str) -> Any:
 def ddp(quick: bool) -> Iterable[Row]:
     """An update of 12.9 M parameters by 8 micro-batches of 128 tokens on each rank, over gloo, and the collectives of 42 M."""
     what, goal = "DDP update, 2 ranks, window 8", Goal(bound=0.95)
-    if find_spec("accelerate") is None:
-        yield skipped(what, "Accelerate", "accelerate is not installed", goal)
+    has_accelerate = find_spec("accelerate") is not None
+    found = on_ranks("ddp", str((3 if quick else 11) if has_accelerate else 0))
+    if has_accelerate:
+        yield ratio_row(what, "Accelerate", found["seconds"]["halfstep"], found["seconds"]["Accelerate"], goal=goal)
     else:
-        seconds = on_ranks("seconds", "3" if quick else "11")
-        yield ratio_row(what, "Accelerate", seconds["halfstep"], seconds["Accelerate"], goal=goal)
-    found = on_ranks("collectives")
+        yield skipped(what, "Accelerate", "accelerate is not installed", goal)
     counted = sum(found["collectives"].values())
     yield Row(
         what="collectives in a window of 8, 2 ranks",
@@ -54,8 +58,8 @@ def ddp(quick: bool) -> Iterable[Row]:
 
 def memory(quick: bool) -> Iterable[Row]:
     """The most that a rank takes, against 16 bytes a parameter shared out and the activations of a micro-batch."""
-    parameters = on_ranks("parameters")
-    activations = on_ranks("activations", str(MICRO_BATCH), **RETURNED_AT_ONCE)
+    parameters = sum(p.numel() for p in gpt(torch.device("cpu"), shape=LARGER)[0].parameters())
+    activations = on_ranks("activations", str(MICRO_BATCH), ranks=1, **RETURNED_AT_ONCE)
     ideal = 16 * parameters / RANKS + activations
     peaks = [on_ranks("peak", "zero3", str(MICRO_BATCH), **RETURNED_AT_ONCE) for _ in range(1 if quick else 3)]
     yield Row(
