@@ -14,12 +14,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 FEATURES, CLASSES = 4, 3
 POISON, ID = FEATURES, FEATURES + 1
 IGNORED = -100
+MANY = 16
+"""Samples of a micro-batch with which a search for those that fit begins."""
+ESTIMATED = {
+    "model_type": "gpt2",
+    "n_layer": 2,
+    "n_head": 2,
+    "n_embd": 64,
+    "n_positions": 64,
+    "vocab_size": 256,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+"""What is estimated, as Hugging Face describes it."""
+OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory: you tried to allocate more bytes than there are"
 DTYPES = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 Batch = dict[str, Tensor]
 
@@ -63,6 +77,12 @@ class Job:
         dropout: share of features left out.
         stop_after: updates after which the run is saved, and continued by objects made anew.
         ranks: processes.
+        metrics: of each rank, what its evaluation after each epoch gives; the rate falls where their mean does not.
+        memory: tokens that fit into memory, two thirds of them once the optimizer has its state; 0 where all do. What is searched
+            is the number of samples in a micro-batch.
+        peeks: a forward without gradients comes before each one with them, under the same autocast.
+        estimates: nothing is trained; asked is how many bytes AdamW would need for the parameters of `ESTIMATED`, their gradients
+            and its state under autocast.
         plain_fp16: FP16 is asked for and nothing is done to make up for a CPU; see `stacks.accelerator`.
     """
 
@@ -83,6 +103,10 @@ class Job:
     dropout: float = 0.0
     stop_after: int | None = None
     ranks: int = 1
+    metrics: tuple[tuple[float, ...], ...] = ()
+    memory: int = 0
+    peeks: bool = False
+    estimates: bool = False
     plain_fp16: bool = False
 
     @property
@@ -114,6 +138,7 @@ class Outcome:
         ids: micro-batches in the order in which this rank saw them.
         dtype: what the forward computed in.
         averaged: number of updates in the average.
+        estimate: bytes that a training would need.
         gradient_reductions: how often all gradients were reduced over the ranks, where that is counted.
         stopped: the sentence with which the run was ended.
     """
@@ -132,6 +157,7 @@ class Outcome:
     dtype: str = ""
     averaged: int | None = None
     gradient_reductions: int | None = None
+    estimate: float | None = None
     stopped: str = ""
 
     def after(self, earlier: Outcome) -> Outcome:
@@ -202,15 +228,21 @@ class _Overflow(torch.autograd.Function):
 class Classifier(nn.Module):
     """A linear classifier of tokens that remembers what it was shown; beside the features each token holds poison and number."""
 
-    def __init__(self, dropout: float = 0.0) -> None:
+    def __init__(self, dropout: float = 0.0, *, peeks: bool = False, memory: int = 0) -> None:
         super().__init__()
+        self.peeks, self.memory = peeks, memory
         self.linear = nn.Linear(FEATURES, CLASSES)
         self.dropout = nn.Dropout(dropout)
         self.ids: list[int] = []
         self.dtype = ""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        self.ids.append(int(inputs[0, ID]))
+        if self.memory and len(inputs) > self.memory:
+            raise RuntimeError(OUT_OF_MEMORY)
+        self.ids += [int(number) for number in inputs[:, ID].unique_consecutive()]
+        if self.peeks:
+            with torch.no_grad():
+                self.linear(inputs[:, :FEATURES])
         logits = self.linear(self.dropout(inputs[:, :FEATURES]))
         self.dtype = str(logits.dtype).removeprefix("torch.")
         overflowed: Tensor = _Overflow.apply(logits, inputs[0, POISON])
@@ -252,16 +284,17 @@ def _batch(item: Item, number: int, generator: torch.Generator) -> Batch:
     return {"inputs": inputs, "labels": torch.full_like(labels, IGNORED) if item.masked else labels}
 
 
-def only(items: list[Batch]) -> Batch:
-    """An item is a micro-batch already."""
-    return items[0]
+def joined(items: list[Batch]) -> Batch:
+    """The tokens of some items, which are mostly one, as a micro-batch."""
+    return {name: torch.cat([item[name] for item in items]) for name in items[0]}
 
 
-def loader_of(job: Job, *, rank: int = 0, ranks: int = 1, **given: Any) -> DataLoader[Batch]:
+def loader_of(job: Job, *, rank: int = 0, ranks: int = 1, samples: int | None = None, **given: Any) -> DataLoader[Batch]:
     """A loader as a user of plain PyTorch makes it."""
+    samples = samples or (MANY if job.memory else 1)
     if job.iterable:
-        return DataLoader(Stream(job, rank, ranks), batch_size=1, collate_fn=only)
-    return DataLoader(Items(job), batch_size=1, collate_fn=only, **{"shuffle": job.shuffle, **given})
+        return DataLoader(Stream(job, rank, ranks), batch_size=samples, collate_fn=joined)
+    return DataLoader(Items(job), batch_size=samples, collate_fn=joined, **{"shuffle": job.shuffle, **given})
 
 
 def mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -284,6 +317,27 @@ def rate(schedule: str, step: int) -> float:
     return min(1.0, (step + 1) / 4) if schedule == "warm-up" else 1.0 / (1 + step)
 
 
+def needs_a_finder(job: Job) -> None:
+    """For stacks that neither look for a micro-batch that fits nor estimate memory.
+
+    Raises:
+        NotOffered: the job asks for it.
+    """
+    if job.memory:
+        raise NotOffered("it looks for no micro-batch that fits")
+    estimates_nothing(job)
+
+
+def estimates_nothing(job: Job) -> None:
+    """For stacks that estimate no memory.
+
+    Raises:
+        NotOffered: the job asks for it.
+    """
+    if job.estimates:
+        raise NotOffered("it estimates no memory")
+
+
 @dataclass(slots=True)
 class Parts:
     """Model, optimizer and scheduler of a job, and what is seen of them from outside."""
@@ -291,6 +345,7 @@ class Parts:
     model: Classifier
     optimizer: Optimizer
     scheduler: LambdaLR | None
+    plateau: ReduceLROnPlateau | None = None
     rates: list[float] = field(default_factory=list)
 
     def outcome(self, **told: Any) -> Outcome:
@@ -314,12 +369,15 @@ class Parts:
 def parts_of(job: Job) -> Parts:
     """Fresh parts under a fixed seed, which a script sets again when it is started again."""
     torch.manual_seed(0)
-    model = Classifier(job.dropout)
+    model = Classifier(job.dropout, peeks=job.peeks, memory=job.memory)
     kinds = {"sgd": (SGD, {"lr": job.learning_rate}), "adamw": (AdamW, {"lr": 0.05, "foreach": False})}
     kind, given = kinds.get(job.optimizer, (AdamW, {"lr": 0.05, "fused": True}))
     optimizer: Optimizer = kind(model.parameters(), **given)
     scheduler = LambdaLR(optimizer, lambda step: rate(job.schedule, step)) if job.schedule else None
-    parts = Parts(model, optimizer, scheduler)
+    plateau = ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.0) if job.metrics else None
+    parts = Parts(model, optimizer, scheduler, plateau)
+    if job.memory:
+        optimizer.register_step_post_hook(lambda *_: setattr(model, "memory", job.memory * 2 // 3))
     optimizer.register_step_pre_hook(lambda *_: parts.rates.append(optimizer.param_groups[0]["lr"]))
     torch.manual_seed(0)
     return parts

@@ -122,6 +122,12 @@ def nan_shown(job: Job, found: Sequence[Outcome], right: Sequence[Outcome]) -> s
     return None if math.isnan(losses[poisoned]) else f"{losses[poisoned]:.4g} for NaN at update {poisoned + 1}"
 
 
+def trains(job: Job, found: Sequence[Outcome], right: Sequence[Outcome]) -> str | None:
+    """The micro-batch that was found trains on every sample."""
+    seen = len(set(found[0].ids))
+    return found[0].stopped or (None if seen == len(job.items) else f"{seen} of {len(job.items)} samples were seen")
+
+
 def dtypes(name: str, must: str) -> Check:
     """A number format."""
 

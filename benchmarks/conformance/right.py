@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.optim import AdamW
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.conformance.job import Batch, Items, Job, Outcome, counted, parts_of, summed_loss
+from benchmarks.conformance.job import ESTIMATED, Batch, Items, Job, Outcome, counted, parts_of, summed_loss
 
 
 def windows(job: Job) -> Iterator[list[int]]:
@@ -19,6 +21,8 @@ def windows(job: Job) -> Iterator[list[int]]:
 
 def right(job: Job) -> Outcome:
     """What the job must give."""
+    if job.estimates:
+        return Outcome(estimate=_needed())
     parts = parts_of(job)
     parts.model.double()
     items, scale, good = Items(job), job.init_scale, 0
@@ -26,7 +30,7 @@ def right(job: Job) -> Outcome:
     norms: list[float] = []
     scales: list[float] = []
     averaged = 0
-    for _ in range(job.epochs):
+    for epoch in range(job.epochs):
         epoch_sum = epoch_count = 0.0
         for numbers in windows(job):
             total, count = _backward(parts.model, [items[number] for number in numbers])
@@ -46,6 +50,8 @@ def right(job: Job) -> Outcome:
                 averaged += 1
                 if parts.scheduler is not None:
                     parts.scheduler.step()
+        if parts.plateau is not None:
+            parts.plateau.step(sum(each[epoch] for each in job.metrics) / len(job.metrics))
     return parts.outcome(
         losses=losses,
         epoch_loss=epoch_sum / epoch_count if epoch_count else float("nan"),
@@ -53,6 +59,20 @@ def right(job: Job) -> Outcome:
         scales=scales,
         averaged=averaged,
     )
+
+
+def _needed() -> float:
+    """Bytes of parameters, gradients and state of AdamW after a step under autocast, counted."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**ESTIMATED))
+    optimizer = AdamW(model.parameters())
+    tokens = torch.ones(1, 8, dtype=torch.long)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(input_ids=tokens, labels=tokens).loss
+    loss.backward()
+    optimizer.step()
+    states = [tensor for state in optimizer.state.values() for tensor in state.values()]
+    held = [*model.parameters(), *(p.grad for p in model.parameters()), *states]
+    return float(sum(tensor.numel() * tensor.element_size() for tensor in held if tensor.dim()))
 
 
 def _backward(model: nn.Module, batches: list[Batch]) -> tuple[float, float]:

@@ -10,6 +10,7 @@ from benchmarks.conformance.judge import Check, numbers, parameters
 
 ROUNDED = 2e-2
 """Tolerance in FP16 and BF16, whose rounding is up to 2^-8 a product."""
+NO_ESTIMATE = "it estimates no memory"
 NO_NORM = "it reports no gradient norm"
 NO_SCALE = "it has no loss scale"
 LOSS = numbers("losses", "it reports no loss")
@@ -90,6 +91,9 @@ LAST_SAVED = Job(items=items(8), accumulate=2, epochs=3, optimizer="adamw", sche
 DROPOUT_SAVED = Job(items=items(8), accumulate=2, epochs=2, dropout=0.5, stop_after=4)
 SCALE_SAVED = Job(items=poisoned(4, 1, 2), epochs=2, precision="fp16", stop_after=4)
 MID_EPOCH = Job(items=items(12), accumulate=2, epochs=2, shuffle=True, stop_after=4)
+PEEKED = replace(BF16, peeks=True)
+FITTING = Job(items=lengths(*[1] * 16, 8, 8, *[1] * 6), memory=12, optimizer="adamw")
+ESTIMATE = Job(items=(), precision="bf16", estimates=True)
 
 TWO = {"ranks": 2}
 EQUAL_2 = replace(EQUAL, items=items(16), **TWO)
@@ -100,6 +104,7 @@ MASKED_2 = Job(items=(Item(), Item(masked=True), Item(), Item(masked=True), *ite
 OVERFLOW_2 = Job(items=poisoned(12, 5), accumulate=2, precision="fp16", ranks=2)
 COUNT_2 = replace(COUNT, items=items(16), **TWO)
 WARM_UP_2 = replace(WARM_UP, items=items(24), **TWO)
+PLATEAU_2 = Job(items=items(4), epochs=4, metrics=((1.0, 0.9, 0.8, 0.7), (1.0, 1.2, 1.2, 1.2)), ranks=2)
 UNEVEN_2 = Job(items=items(7), ranks=2)
 TAIL_2 = Job(items=items(10), accumulate=4, ranks=2)
 STREAM_2 = Job(items=items(8), iterable=True, ranks=2)
@@ -147,10 +152,15 @@ SCENARIOS = (
     Scenario(name="BF16 autocast: weights", job=BF16, check=parameters(ROUNDED)),
     Scenario(name="BF16 autocast: weights stay FP32", job=BF16, check=judge.dtypes("parameter_dtype", "float32")),
     Scenario(name="BF16 autocast: the forward is BF16", job=BF16, check=judge.dtypes("dtype", "bfloat16")),
+    Scenario(name="BF16 autocast, a forward without gradients first: weights", job=PEEKED, check=parameters(ROUNDED)),
     Scenario(name="FP16 asked for on a CPU: the forward is FP16", job=PLAIN_FP16, check=judge.dtypes("dtype", "float16")),
     Scenario(name="scheduler under accumulation: steps", job=COUNT, check=SCHEDULER),
     Scenario(name="warm-up under accumulation: rate of each update", job=WARM_UP, check=RATES),
     Scenario(name="averaged weights under accumulation: updates averaged", job=EMA, check=numbers("averaged", "no average")),
+    Scenario(
+        name="the micro-batch that was found trains, longest sample and optimizer included", job=FITTING, check=judge.trains
+    ),
+    Scenario(name="memory of AdamW under autocast: estimated", job=ESTIMATE, check=numbers("estimate", NO_ESTIMATE, 0.05)),
     Scenario(name="shuffled epochs: another order each, each sample once", job=SHUFFLED, check=judge.other_orders),
     Scenario(name="resume: weights bit by bit", job=LAST_SAVED, check=judge.alike, uninterrupted=True),
     Scenario(name="resume: optimizer state", job=LAST_SAVED, check=numbers("moments", "no moments", 1e-12), uninterrupted=True),
@@ -168,6 +178,7 @@ SCENARIOS = (
     Scenario(name="2 ranks, overflow on one: loss scale of each update", job=OVERFLOW_2, check=SCALES),
     Scenario(name="2 ranks: steps of the scheduler", job=COUNT_2, check=SCHEDULER),
     Scenario(name="2 ranks, warm-up: rate of each update", job=WARM_UP_2, check=RATES),
+    Scenario(name="2 ranks, plateau of a metric of both: rate of each update", job=PLATEAU_2, check=RATES),
     Scenario(name="2 ranks, uneven shares: each sample once", job=UNEVEN_2, check=judge.each_once),
     Scenario(name="2 ranks, uneven shares: weights", job=UNEVEN_2, check=parameters()),
     Scenario(name="2 ranks, shorter last window: weights", job=TAIL_2, check=parameters()),

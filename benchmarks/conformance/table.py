@@ -10,7 +10,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +30,7 @@ STACKS = {
     "fabric": ("lightning",),
     "lightning": ("lightning",),
     "trainer": ("transformers", "accelerate"),
+    "deepspeed": ("deepspeed",),
     "halfstep": ("halfstep",),
 }
 TITLES = {
@@ -36,10 +39,13 @@ TITLES = {
     "fabric": "Fabric",
     "lightning": "Lightning Trainer",
     "trainer": "HF Trainer",
+    "deepspeed": "DeepSpeed",
     "halfstep": "halfstep",
 }
 """Stacks by module, with the packages that they need."""
 ALONE, PAIR = 1, 2
+CORES = 2
+"""Processes at a time."""
 Answers = dict[Job, Answer]
 
 
@@ -67,15 +73,14 @@ def made(*, quick: bool) -> Table:
     ranks = (ALONE,) if quick else (ALONE, PAIR)
     scenarios = [scenario for scenario in SCENARIOS if scenario.job.ranks in ranks]
     missing = {stack: why for stack in STACKS if (why := _missing(stack))}
-    cells = {}
-    for stack in STACKS:
-        if stack in missing:
-            continue
-        print(f"{TITLES[stack]} ...", file=sys.stderr)
-        answers: Answers = {}
-        for count in ranks:
-            answers |= answers_of(stack, count)
-        cells[stack] = {scenario.name: cell_of(scenario, answers) for scenario in scenarios}
+    there = [stack for stack in STACKS if stack not in missing]
+    answers: dict[str, Answers] = {stack: {} for stack in there}
+    for count in ranks:
+        with ThreadPoolExecutor(CORES // count) as at_once:
+            for stack, told in zip(there, at_once.map(partial(answers_of, ranks=count), there), strict=True):
+                print(f"{TITLES[stack]}: {len(told)} jobs in {count} processes", file=sys.stderr)
+                answers[stack] |= told
+    cells = {stack: {scenario.name: cell_of(scenario, answers[stack]) for scenario in scenarios} for stack in there}
     packages = dict.fromkeys(package for stack in cells for package in STACKS[stack])
     versions = {package: version_of(package) for package in packages}
     return Table(cells=cells, versions=versions, seconds=time.perf_counter() - began, missing=missing)
@@ -174,10 +179,29 @@ _INTRODUCTION = """# Who computes what
 `benchmarks/conformance/stacks/`. Made with {versions}; {system}.
 
 The right answer is plain PyTorch in FP64 on each window as one big batch over all ranks; of a resumed run it is the same
-stack's uninterrupted run. FP16 runs on the CPU as it does on a GPU: Accelerate and HF Trainer, which have none there, are given
-the autocast and the scaler that they make on a GPU. "Wrong" comes with the figure, "refuses" with the sentence. Every
-comparison can be made in more than one stack; all count. Uneven shares are shown with `Join` in plain PyTorch and with what
-every other stack does by default (Accelerate's `join_uneven_inputs` hung in our loop; why is not known). DeepSpeed, Composer
-and torchtune have no loop here.
+stack's uninterrupted run. FP16 runs on the CPU as it does on a GPU: Accelerate and HF Trainer, which have none there, are
+given the autocast and the scaler that they make on a GPU; DeepSpeed's cannot be had there. "Wrong" comes with the figure,
+"refuses" with the sentence. Every comparison can be made in more than one stack; all count.
+
+What is told to halfstep's advantage: the two losses of an epoch are sums that its adapter makes of `Update.loss` and
+`Update.weight`, as the loop of `halfstep train` does, where Lightning and HF Trainer report one themselves. Memory is a
+number of tokens above which a forward raises the error of torch's CPU allocator, two thirds of it once the optimizer has
+stepped; the search is `find_executable_batch_size`, `BatchSizeFinder`, `auto_find_batch_size`, and in halfstep the engine's
+halving. The metric of the plateau is given to each rank, and averaged by whatever the stack has for that; HF Trainer's
+`evaluate` is replaced by such an average.
+
+Uneven shares are shown with `Join` in plain PyTorch, and with what every other stack does by default. Accelerate's
+`join_uneven_inputs` is no answer here: its documentation says that it works with several GPUs only, and on a CPU it warns
+that it has no effect (`Accelerator.multi_device` is false), so that ranks with uneven shares wait for each other for ever.
+
+Not in the table, and why: whether BF16 is emulated, for a GPU that emulates it is needed; a run saved on two ranks and
+continued on one, which `halfstep certify` asks (`docs/certify.md`), for a job here has one number of ranks. Stacks without a
+loop here, tried with torch 2.13.0 on this CPU, each installed without its dependencies and then with what it imports:
+Composer (mosaicml 0.32.1) requires torch<2.7.1 and torchvision<0.22.1, and `import composer` fails without torchvision;
+torchtune 0.6.1 does not import with torchao 0.18.0 (`No module named 'torchao.dtypes.nf4tensor'`), and with torchao 0.9.0 it
+imports, but trains by recipes over its own token models, tokenizers and checkpoints, into which these jobs do not go.
+DeepSpeed 0.19.8 runs on a CPU in FP32 and under `torch_autocast`;
+its `fp16` refuses there. It is installed by `pip install --no-deps --no-build-isolation deepspeed hjson ninja msgpack
+py-cpuinfo einops`, with `DS_BUILD_OPS=0`; the extension that it would compile for its all-reduce on a CPU is left out.
 """
 _LINKED = "The documentation that each loop follows:\n"

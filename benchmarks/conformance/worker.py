@@ -54,7 +54,7 @@ def main(stack: str, file: str) -> None:
     if ranks > 1:
         dist.init_process_group("gloo", timeout=PATIENCE)
     run: Run = import_module(f"benchmarks.conformance.stacks.{stack}").run
-    for name in ("lightning.pytorch", "lightning.fabric", "transformers", "accelerate"):
+    for name in ("lightning.pytorch", "lightning.fabric", "transformers", "accelerate", "DeepSpeed"):
         logging.getLogger(name).setLevel(logging.ERROR)
     answers = []
     for job in jobs(ranks):

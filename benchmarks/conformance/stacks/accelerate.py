@@ -6,12 +6,17 @@ import math
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate.commands.estimate import estimate_training_usage
 from accelerate.state import AcceleratorState, GradientState
-from accelerate.utils import GradScalerKwargs
+from accelerate.utils import GradScalerKwargs, calculate_maximum_sizes, find_executable_batch_size
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.conformance.job import (
+    ESTIMATED,
+    MANY,
     Job,
     Outcome,
     Parts,
@@ -28,17 +33,26 @@ from benchmarks.conformance.stacks.accelerator import as_on_a_gpu
 LINKS = (
     "https://huggingface.co/docs/accelerate/usage_guides/gradient_accumulation",
     "https://huggingface.co/docs/accelerate/usage_guides/checkpoint",
+    "https://huggingface.co/docs/accelerate/usage_guides/model_size_estimator",
+    "https://huggingface.co/docs/accelerate/package_reference/utilities",
 )
 
 
 def run(job: Job) -> Outcome:
+    if job.estimates:
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**ESTIMATED))
+        told = estimate_training_usage(calculate_maximum_sizes(model)[0], "bfloat16")
+        return Outcome(estimate=float(max(told.values())))  # the command's column "Training using Adam"
+    if job.memory:
+        found: Outcome = find_executable_batch_size(lambda samples: _train(job, None, samples), starting_batch_size=MANY)()
+        return found
     return in_parts(job, _train)
 
 
 class _Loop:
     """What the two ways to accumulate share."""
 
-    def __init__(self, job: Job, parts: Parts) -> None:
+    def __init__(self, job: Job, parts: Parts, samples: int | None) -> None:
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
         self.job, self.parts = job, parts
@@ -50,9 +64,10 @@ class _Loop:
             kwargs_handlers=[GradScalerKwargs(init_scale=job.init_scale, growth_interval=job.growth_interval)],
         )
         as_on_a_gpu(self.accelerator, job)
-        self.loader: Any = self.accelerator.prepare(loader_of(job))
+        self.loader: Any = self.accelerator.prepare(loader_of(job, samples=samples))
         self.model, self.optimizer = self.accelerator.prepare(parts.model, parts.optimizer)
         self.scheduler = None if parts.scheduler is None else self.accelerator.prepare(parts.scheduler)
+        self.plateau = None if parts.plateau is None else self.accelerator.prepare(parts.plateau)
         self.average = AveragedModel(parts.model, multi_avg_fn=get_ema_multi_avg_fn(0.9)) if job.ema else None
         self.losses: list[float] = []
         self.norms: list[float] = []
@@ -112,9 +127,9 @@ class _Loop:
         return True
 
 
-def _train(job: Job, saved: Saved | None) -> Outcome:
+def _train(job: Job, saved: Saved | None, samples: int | None = None) -> Outcome:
     parts = parts_of(job)
-    loop = _Loop(job, parts)
+    loop = _Loop(job, parts, samples)
     begin, skip = 0, 0
     if saved and saved.resuming and job.stop_after:
         loop.accelerator.load_state(str(saved.folder))
@@ -126,6 +141,9 @@ def _train(job: Job, saved: Saved | None) -> Outcome:
         loader = loop.accelerator.skip_first_batches(loop.loader, skip * job.accumulate) if skip else loop.loader
         skip = 0
         whole = (loop.epoch_of_ragged if job.ragged else loop.epoch_of_equal)(loader, stop)
+        if loop.plateau is not None:
+            metric = torch.tensor(job.metrics[loop.accelerator.process_index][epoch])
+            loop.plateau.step(float(loop.accelerator.gather_for_metrics(metric).mean()))
         if stop is not None and len(loop.losses) == stop:
             assert saved is not None
             loop.accelerator.save_state(str(saved.folder))

@@ -10,7 +10,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.plugins.precision import MixedPrecision
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from benchmarks.conformance.job import Job, Outcome, Saved, epochs_saved, in_parts, loader_of, mean_loss, parts_of
+from benchmarks.conformance.job import Job, Outcome, Saved, epochs_saved, in_parts, loader_of, mean_loss, needs_a_finder, parts_of
 
 LINKS = (
     "https://lightning.ai/docs/fabric/stable/advanced/gradient_accumulation.html",
@@ -19,6 +19,7 @@ LINKS = (
 
 
 def run(job: Job) -> Outcome:
+    needs_a_finder(job)
     return in_parts(job, _train)
 
 
@@ -76,6 +77,8 @@ def _train(job: Job, saved: Saved | None) -> Outcome:
                 average.update_parameters(parts.model)
             losses.append(float(fabric.all_reduce(torch.tensor(sum(window) / len(window)), reduce_op="mean")))
             window = []
+        if parts.plateau is not None:
+            parts.plateau.step(float(fabric.all_reduce(torch.tensor(job.metrics[fabric.global_rank][epoch]), reduce_op="mean")))
         if saved and not saved.resuming and epoch + 1 == epochs_saved(job):
             fabric.save(saved.folder / "checkpoint.ckpt", {**state, "epoch": epoch + 1})
             break

@@ -9,12 +9,15 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmarks.conformance.job import Batch, Job, Outcome, Saved, counted, in_parts, loader_of, parts_of, summed_loss
+from benchmarks.conformance.job import ESTIMATED, Batch, Job, Outcome, Saved, counted, in_parts, loader_of, parts_of, summed_loss
 from halfstep import Checkpoints, Engine, ScalerSettings
 from halfstep.errors import RunStopped
+from halfstep.plan.memory import Phase, memory_bill
+from halfstep.plan.model_facts import from_config
+from halfstep.plan.recipe import Recipe
 from halfstep.train.averaging import averaged
 
-LINKS = ("README.md", "docs/checkpoints.md")
+LINKS = ("README.md", "docs/checkpoints.md", "docs/plan.md")
 
 
 def loss(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -23,6 +26,9 @@ def loss(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def run(job: Job) -> Outcome:
+    if job.estimates:
+        bill = memory_bill(from_config(ESTIMATED, "gpt2"), Recipe(micro_batch=1, sequence=8)).phases[Phase.STEP]
+        return Outcome(estimate=bill["parameters"] + bill["gradients"] + bill["optimizer states"])
     return in_parts(job, _train)
 
 
@@ -36,7 +42,7 @@ def _train(job: Job, saved: Saved | None) -> Outcome:
             parts.model,
             parts.optimizer,
             loss=loss,
-            scheduler=parts.scheduler,
+            scheduler=parts.scheduler or parts.plateau,
             precision=job.precision,
             accumulate=job.accumulate,
             clip_norm=job.clip_norm,
@@ -53,6 +59,8 @@ def _train(job: Job, saved: Saved | None) -> Outcome:
         try:
             for update in engine.updates(loader_of(job, rank=rank, ranks=job.ranks), epochs=job.epochs):
                 updates.append(update)
+                if parts.plateau is not None and update.index % job.updates_per_epoch == 0:
+                    engine.plateau(job.metrics[rank][update.index // job.updates_per_epoch - 1])
                 if checkpoints and saved and not saved.resuming and update.index == job.stop_after:
                     checkpoints.save(engine, wait=True)
                     break

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import tempfile
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
-from lightning.pytorch.callbacks import EMAWeightAveraging
+from lightning.pytorch.callbacks import BatchSizeFinder, EMAWeightAveraging
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.utilities import grad_norm
 from torch.utils.data import DistributedSampler
 
-from benchmarks.conformance.job import Batch, Items, Job, Outcome, Parts, Saved, counted, in_parts, loader_of, mean_loss, parts_of
+from benchmarks.conformance.job import (
+    OUT_OF_MEMORY,
+    Batch,
+    Items,
+    Job,
+    Outcome,
+    Parts,
+    Saved,
+    counted,
+    estimates_nothing,
+    in_parts,
+    loader_of,
+    mean_loss,
+    parts_of,
+)
 
 LINKS = (
     "https://lightning.ai/docs/pytorch/stable/common/optimization.html",
     "https://lightning.ai/docs/pytorch/stable/extensions/logging.html",
     "https://lightning.ai/docs/pytorch/stable/common/checkpointing_basic.html",
+    "https://lightning.ai/docs/pytorch/stable/advanced/training_tricks.html",
 )
 
 
@@ -32,6 +48,7 @@ class Module(pl.LightningModule):
         self.norms: list[float] = []
         self.scales: list[float] = []
         self.epoch_loss = float("nan")
+        self.batch_size = 2
 
     def training_step(self, batch: Batch, index: int) -> torch.Tensor:
         loss = mean_loss(self.model(batch["inputs"]), batch["labels"])
@@ -42,6 +59,8 @@ class Module(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer, scheduler = self._parts.optimizer, self._parts.scheduler
+        if self._parts.plateau is not None:
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self._parts.plateau, "monitor": "metric"}}
         if scheduler is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
@@ -57,11 +76,18 @@ class Module(pl.LightningModule):
         if self.save and not self.save.resuming and self.trainer.global_step == self.job.stop_after:
             self.trainer.should_stop = True
 
+    def train_dataloader(self) -> Any:
+        """For the search, which sets `batch_size`."""
+        return loader_of(self.job, samples=self.batch_size)
+
     def on_train_epoch_end(self) -> None:
+        if self.job.metrics:
+            self.log("metric", self.job.metrics[self.global_rank][self.current_epoch], sync_dist=True)
         self.epoch_loss = float(self.trainer.callback_metrics["loss_epoch"])
 
 
 def run(job: Job) -> Outcome:
+    estimates_nothing(job)
     return in_parts(job, _train)
 
 
@@ -77,13 +103,16 @@ def _train(job: Job, saved: Saved | None) -> Outcome:
     if job.clip_value is not None:
         given |= {"gradient_clip_val": job.clip_value, "gradient_clip_algorithm": "value"}
     average = EMAWeightAveraging(decay=0.9) if job.ema else None
+    finder = BatchSizeFinder(init_val=2) if job.memory else None
+    scratch = tempfile.mkdtemp() if job.memory else None
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=job.ranks,
         strategy="ddp" if job.ranks > 1 else "auto",
         max_epochs=job.epochs,
         accumulate_grad_batches=job.accumulate,
-        callbacks=[average] if average else None,
+        callbacks=[each for each in (average, finder) if each],
+        default_root_dir=scratch,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -94,7 +123,13 @@ def _train(job: Job, saved: Saved | None) -> Outcome:
     )
     module = Module(job, parts, scaler, saved)
     checkpoint = str(saved.folder / "last.ckpt") if saved else None
-    trainer.fit(module, _loader(job), ckpt_path=checkpoint if saved and saved.resuming else None)
+    stopped = ""
+    try:
+        trainer.fit(module, None if job.memory else _loader(job), ckpt_path=checkpoint if saved and saved.resuming else None)
+    except RuntimeError as error:
+        if OUT_OF_MEMORY not in str(error):
+            raise
+        stopped = f"found {module.batch_size} samples a micro-batch, and training with them ran out of memory"
     if saved and not saved.resuming:
         trainer.save_checkpoint(str(checkpoint))
     inner = getattr(average, "_average_model", None)
@@ -102,6 +137,7 @@ def _train(job: Job, saved: Saved | None) -> Outcome:
         losses=module.losses,
         epoch_loss=module.epoch_loss,
         norms=module.norms,
+        stopped=stopped,
         scales=module.scales or None,
         averaged=None if inner is None else int(inner.n_averaged),
     )

@@ -23,6 +23,7 @@ from benchmarks.conformance.job import (
     in_parts,
     loader_of,
     mean_loss,
+    needs_a_finder,
     parts_of,
 )
 
@@ -35,6 +36,7 @@ LINKS = (
 
 
 def run(job: Job) -> Outcome:
+    needs_a_finder(job)
     return in_parts(job, _train)
 
 
@@ -84,6 +86,10 @@ def _loop(job: Job, saved: Saved | None, parts: Parts, model: nn.Module) -> dict
                 average.update_parameters(parts.model)
             losses.append(sum(window) / len(window))
             window = []
+        if parts.plateau is not None:
+            metric = torch.tensor(job.metrics[dist.get_rank()][epoch])
+            dist.all_reduce(metric, dist.ReduceOp.SUM)
+            parts.plateau.step(float(metric) / job.ranks)
         if saved and not saved.resuming and epoch + 1 == epochs_saved(job):
             _save(saved, parts, scaler, epoch + 1)
             break

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from accelerate.state import AcceleratorState, GradientState
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments, get_constant_schedule
 
 from benchmarks.conformance.job import (
+    MANY,
     Items,
     Job,
     NotOffered,
@@ -19,9 +21,10 @@ from benchmarks.conformance.job import (
     Parts,
     Saved,
     Stream,
+    estimates_nothing,
     in_parts,
+    joined,
     mean_loss,
-    only,
     parts_of,
     summed_loss,
 )
@@ -82,11 +85,20 @@ class Watch(TrainerCallback):  # type: ignore[misc]  # of a library without type
 class Sequential(Trainer):  # type: ignore[misc]  # of a library without types
     """With the samples in their order."""
 
+    metrics: Any = ()
+
     def _get_train_sampler(self, *_: Any, **__: Any) -> Any:
         return SequentialSampler(self.train_dataset)
 
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        """Its own averages over the ranks as well; here over what the job says that each found."""
+        epoch = round(self.state.epoch) - 1
+        found = torch.tensor(self.metrics[self.accelerator.process_index][epoch])
+        return {"eval_loss": float(self.accelerator.gather_for_metrics(found).mean())}
+
 
 def run(job: Job) -> Outcome:
+    estimates_nothing(job)
     if job.clip_value is not None:
         raise NotOffered("it clips by norm only")
     if job.ema:
@@ -102,7 +114,11 @@ def _train(job: Job, saved: Saved | None) -> Outcome:
     with tempfile.TemporaryDirectory() as scratch:
         arguments = TrainingArguments(
             output_dir=str(saved.folder) if saved else scratch,
-            per_device_train_batch_size=1,
+            per_device_train_batch_size=MANY if job.memory else 1,
+            auto_find_batch_size=bool(job.memory),
+            eval_strategy="epoch" if job.metrics else "no",
+            metric_for_best_model="eval_loss" if job.metrics else None,
+            greater_is_better=False if job.metrics else None,
             gradient_accumulation_steps=job.accumulate,
             num_train_epochs=job.epochs,
             max_grad_norm=job.clip_norm or 0.0,
@@ -117,21 +133,25 @@ def _train(job: Job, saved: Saved | None) -> Outcome:
             save_strategy="no",
             **({"max_steps": job.updates_per_epoch * job.epochs} if job.iterable else {}),
         )
-        scheduler = parts.scheduler or get_constant_schedule(parts.optimizer)
+        scheduler = parts.scheduler or parts.plateau or get_constant_schedule(parts.optimizer)
         data: Any = Items(job)
         if job.iterable:
             data = Stream(job, 0, 1)
         kind = Trainer if job.shuffle or job.iterable else Sequential
+        data_to_judge = Items(job) if job.metrics else None
         trainer = kind(
             Model(parts),
             arguments,
-            only,
+            joined,
             data,
+            data_to_judge,
             compute_loss_func=loss,
             optimizers=(parts.optimizer, scheduler),
             callbacks=[watch],
         )
         watch.trainer = trainer
+        if job.metrics:
+            trainer.metrics = job.metrics
         as_on_a_gpu(trainer.accelerator, job)
         trainer.train(resume_from_checkpoint=True if saved and saved.resuming else None)
     if dist.is_initialized():
