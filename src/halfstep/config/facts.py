@@ -41,7 +41,7 @@ class ModelFacts:
         layers: the number of blocks; `None` where it is not known.
         vocabulary: the number of tokens that it knows; `None` where it knows none.
         context: the most tokens it can look at; `None` where it has no limit.
-        attentions: the ways in which its attention can be computed; none where nobody asks.
+        attentions: the ways in which its attention can be computed.
     """
 
     parameters: int
@@ -49,7 +49,7 @@ class ModelFacts:
     layers: int | None
     vocabulary: int | None
     context: int | None
-    attentions: tuple[Attention, ...] = ()
+    attentions: tuple[Attention, ...] = (Attention.EAGER,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
