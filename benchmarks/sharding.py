@@ -41,7 +41,7 @@ def ddp(quick: bool) -> Iterable[Row]:
     """An update of 12.9 M parameters by 8 micro-batches of 128 tokens on each rank, over gloo, and the collectives of 42 M."""
     what, goal = "DDP update, 2 ranks, window 8", Goal(bound=0.95)
     has_accelerate = find_spec("accelerate") is not None
-    found = on_ranks("ddp", str((3 if quick else 11) if has_accelerate else 0))
+    found = on_ranks("ddp", str((2 if quick else 11) if has_accelerate else 0))
     if has_accelerate:
         yield ratio_row(what, "Accelerate", found["seconds"]["halfstep"], found["seconds"]["Accelerate"], goal=goal)
     else:
