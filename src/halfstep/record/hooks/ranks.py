@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,9 @@ from halfstep.record.hooks.models import model_known
 from halfstep.record.patches import Patches
 from halfstep.record.recorder import Recorder
 
+SETTLE_S = 0.05
+"""Gloo's thread drops its last work after the collective has returned, and needs the interpreter for that; a group that ends
+meanwhile with a live DDP wrapper holds the interpreter and waits for that thread for ever (torch 2.13, on a busy machine)."""
 COLLECTIVES = (
     *("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all", "all_to_all_single", "barrier"),
     *("broadcast", "broadcast_object_list", "gather", "gather_object", "reduce", "reduce_scatter", "reduce_scatter_tensor"),
@@ -136,6 +140,7 @@ def _leaving(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
             with rec.safe:
                 for listener in rec.listeners:
                     listener.left_group()
+            time.sleep(SETTLE_S)
         return original(*args, **kwargs)
 
     return destroy_process_group
