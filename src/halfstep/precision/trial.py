@@ -26,6 +26,8 @@ FP16_SCALE = 2.0**16
 MOST_ROUNDS = 7
 MOST_SLOW_ROUNDS = 3
 SLOW_PASS_S = 0.3
+DECISIVE = 1.25
+"""Where every round of the first three says so much more or less speed, further ones would decide nothing else."""
 CPU_OUT_OF_MEMORY = "can't allocate memory"
 FIRST_PASSES_LIMIT = 3
 HOPELESS = 4
@@ -78,9 +80,9 @@ def run_trials(
     """Forward and backward of `model` on `batch` in each of `precisions`, in turn.
 
     A first pass of each counts its gradients and warms up. Rounds follow while the budget lasts: seven at most, three
-    where a pass takes more than 0.3 s. Twice the budget may be spent on the first three, for less says nothing of the
-    spread, and one is run even after that, for first passes hold what happens only once in a process; but where they took
-    three times the budget they are the measurement.
+    where a pass takes more than 0.3 s, or where these three leave no doubt. Twice the budget may be spent on the first three,
+    for less says nothing of the spread, and one is run even after that, for first passes hold what happens only once in a
+    process; but where they took three times the budget they are the measurement.
     Where something does not fit or is not implemented, that precision is refused with its cause.
 
     Args:
@@ -143,13 +145,19 @@ class _Bench:
         for rounds in range(MOST_ROUNDS):
             few = rounds < MOST_SLOW_ROUNDS
             over = rounds > 0 and spent_s + round_s > budget_s * (2 if few else 1)
-            if not kept or over or (slowest_s > SLOW_PASS_S and not few):
+            if not kept or over or (not few and (slowest_s > SLOW_PASS_S or self._is_decisive(kept))):
                 return
             started = time.perf_counter()
             kept = self._round(kept)
             round_s = time.perf_counter() - started
             spent_s += round_s
             slowest_s = max((self.seconds[precision][-1] for precision in kept), default=0.0)
+
+    def _is_decisive(self, kept: list[Precision]) -> bool:
+        """Whether each precision is much faster than FP32, or much slower, in every round."""
+        exact = self.seconds.get(Precision.FP32, [])
+        ratios = [[a / b for a, b in zip(exact, self.seconds[name], strict=False)] for name in kept if name is not Precision.FP32]
+        return bool(ratios) and all(each and (min(each) > DECISIVE or max(each) < 1 / DECISIVE) for each in ratios)
 
     def trials(self) -> dict[Precision, Trial]:
         ran = {precision: self._trial(precision) for precision in self.losses if precision not in self.refused}

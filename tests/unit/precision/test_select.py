@@ -345,6 +345,15 @@ def test_slow_passes_are_repeated_three_times_at_most(monkeypatch: pytest.Monkey
     assert len(passes) == 1 + 3
 
 
+@pytest.mark.parametrize(("bf16_s", "rounds"), [(0.01, 3), (0.099, 7), (0.9, 3)])
+def test_three_rounds_that_leave_no_doubt_are_the_last(bf16_s: float, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {Precision.FP32: 0.1, Precision.BF16: bf16_s}
+    monkeypatch.setattr(trial, "SLOW_PASS_S", 1.0)
+    monkeypatch.setattr(trial._Bench, "_try", lambda bench, precision: (seconds[precision], 1.0, []))
+    found = trial.run_trials(nn.Linear(8, 8), mean_square, batch(), list(seconds), CPU, budget_s=60)
+    assert [len(each.seconds) for each in found.values()] == [rounds, rounds]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_on_a_gpu_random_state_and_tf32_setting_stay_untouched(monkeypatch: pytest.MonkeyPatch) -> None:
