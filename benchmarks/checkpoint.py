@@ -56,7 +56,7 @@ def waits(quick: bool) -> Iterable[Row]:
     ours, synced, theirs, updates = [], [], [], []
     our_processor_s, their_processor_s = [], []
     with scratch() as folder, Checkpoints(folder / "ours") as checkpoints:
-        for round_ in range(4 if quick else 13):
+        for round_ in range(3 if quick else 13):
             began = time.perf_counter()
             engine.update(window)
             updates.append(time.perf_counter() - began)
@@ -102,7 +102,7 @@ def slows(quick: bool) -> Iterable[Row]:
     engine, window = engine_of()
     during, without, number = [], [], 1 if quick else 3
     with scratch() as folder, Checkpoints(folder) as checkpoints:
-        for _ in range(3 if quick else 7):
+        for _ in range(1 if quick else 7):
             checkpoints.wait()
             began = time.perf_counter()
             for _ in range(number):

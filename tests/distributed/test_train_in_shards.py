@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from distributed.ranks import Ended
+from halfstep.cli.main import main
 from halfstep.config.load import load
 from halfstep.train.interruption import interruptible
 from halfstep.train.job import prepare, train
@@ -26,6 +28,7 @@ data = {{files = "{folder}/text.txt", sequence_length = 32, tokenizer = "bytes"}
 batch = {{global = 8, micro = 2}}
 evaluation = {{every_updates = 3, share = 0.1}}
 limits = {{updates = 3}}
+checkpoint = {{every_updates = 3}}
 optimizer = {{learning_rate = 1e-3}}
 """
 LLAMA = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
@@ -82,6 +85,16 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def assert_exported(place: Path, run_folder: str) -> None:
+    """The checkpoint that two ranks wrote in shards is, on one process, the model that they left."""
+    to = place / f"{run_folder}, exported"
+    assert main(["train", "--export", str(place / run_folder), str(to)]) == 0
+    exported, left = (load_file(folder / "model.safetensors") for folder in (to, place / run_folder / "model"))
+    assert exported.keys() == left.keys()
+    assert all(exported[what].equal(weight) for what, weight in left.items()), run_folder
+    assert AutoModelForCausalLM.from_pretrained(to).num_parameters() > 0
+
+
 def test_training_in_shards_from_fresh_weights_or_a_folder_is_that_of_one_process(
     started: Callable[..., list[Ended]], place: Path
 ) -> None:
@@ -103,5 +116,7 @@ def test_training_in_shards_from_fresh_weights_or_a_folder_is_that_of_one_proces
         asked = settings[0].removeprefix("sharding=")
         assert shards.choices["sharding"] == f"{asked} (asked for)"
         assert alone.choices["sharding"] == f'none (one process, so that "{asked}" has nothing to divide)'
+    for name in RUNS:
+        assert_exported(place, f"{SHARDS}, {name}")
     for left in first.value[-2:]:  # adapters too stand beside weights that were nowhere whole
         assert left.choices["model.weights"] == f"{place}/first (every tensor was in it; each rank read its shards)"
