@@ -154,10 +154,12 @@ class _Bench:
             slowest_s = max((self.seconds[precision][-1] for precision in kept), default=0.0)
 
     def _is_decisive(self, kept: list[Precision]) -> bool:
-        """Whether each precision is much faster than FP32, or much slower, in every round."""
+        """Whether each precision is much faster than FP32, or much slower, in every round, and at most one is faster."""
         exact = self.seconds.get(Precision.FP32, [])
         ratios = [[a / b for a, b in zip(exact, self.seconds[name], strict=False)] for name in kept if name is not Precision.FP32]
-        return bool(ratios) and all(each and (min(each) > DECISIVE or max(each) < 1 / DECISIVE) for each in ratios)
+        faster = [bool(each) and min(each) > DECISIVE for each in ratios]
+        slower = [bool(each) and max(each) < 1 / DECISIVE for each in ratios]
+        return bool(ratios) and sum(faster) <= 1 and sum(faster) + sum(slower) == len(ratios)
 
     def trials(self) -> dict[Precision, Trial]:
         ran = {precision: self._trial(precision) for precision in self.losses if precision not in self.refused}

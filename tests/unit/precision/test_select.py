@@ -345,13 +345,19 @@ def test_slow_passes_are_repeated_three_times_at_most(monkeypatch: pytest.Monkey
     assert len(passes) == 1 + 3
 
 
-@pytest.mark.parametrize(("bf16_s", "rounds"), [(0.01, 3), (0.099, 7), (0.9, 3)])
-def test_three_rounds_that_leave_no_doubt_are_the_last(bf16_s: float, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = {Precision.FP32: 0.1, Precision.BF16: bf16_s}
+@pytest.mark.parametrize(
+    ("bf16_s", "fp16_s", "rounds"), [(0.01, 0.9, 3), (0.099, 0.9, 7), (0.9, 0.9, 3), (0.01, 0.099, 7), (0.04, 0.05, 7)]
+)
+def test_three_rounds_that_leave_no_doubt_are_the_last(
+    bf16_s: float, fp16_s: float, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Doubt is left near FP32, and between two that are both faster than it."""
+    seconds = {Precision.FP32: 0.1, Precision.BF16: bf16_s, Precision.FP16: fp16_s}
     monkeypatch.setattr(trial, "SLOW_PASS_S", 1.0)
+    monkeypatch.setattr(trial, "HOPELESS", 10)
     monkeypatch.setattr(trial._Bench, "_try", lambda bench, precision: (seconds[precision], 1.0, []))
     found = trial.run_trials(nn.Linear(8, 8), mean_square, batch(), list(seconds), CPU, budget_s=60)
-    assert [len(each.seconds) for each in found.values()] == [rounds, rounds]
+    assert [len(each.seconds) for each in found.values()] == [rounds] * 3
 
 
 @pytest.mark.gpu
