@@ -31,7 +31,7 @@ class Limits:
     def reached(self, applied: int, tokens: float) -> str | None:
         """The limit that is reached, in words."""
         if self._asked.updates is not None and applied >= self._asked.updates:
-            return f"{applied:,} updates were applied"
+            return "1 update was applied" if applied == 1 else f"{applied:,} updates were applied"
         if self._asked.tokens is not None and tokens >= self._asked.tokens:
             return f"{tokens:,} tokens were seen"
         return None

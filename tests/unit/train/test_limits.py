@@ -34,6 +34,7 @@ def stop(interruption: Interruption, minutes: float | None, clock: Clock) -> Sto
 def test_the_number_of_applied_updates_ends_a_run() -> None:
     assert limits(updates=3).reached(2, 10**9) is None
     assert limits(updates=3).reached(3, 0) == "3 updates were applied"
+    assert limits(updates=1).reached(1, 0) == "1 update was applied"
 
 
 def test_tokens_end_a_run() -> None:
