@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from halfstep.certify.certificate import Line, Topic
 from halfstep.certify.exact import FLOOR, Exact, Result, apart, norm, scaled
 from halfstep.certify.recording import recorded, update_of
+from halfstep.certify.stillness import plain_loss
 from halfstep.certify.subject import Parts, seed_all
 from halfstep.config.options import Precision
 from halfstep.engine import Engine
@@ -63,9 +64,19 @@ def _clipped(parts: Parts, right: Exact, precision: Precision) -> Line:
     )
 
 
+def _small(parts: Parts) -> list[Any]:
+    """Single samples, for a CPU takes long for FP16; whole micro-batches where the model refuses so little."""
+    single = [split(batch, num_samples(batch))[0] for batch in parts.batches[:2]]
+    try:
+        plain_loss(parts, single, 0)
+    except Exception:  # whatever the user's model raises
+        return list(parts.batches[:2])
+    return single
+
+
 def _halved(parts: Parts) -> Line:
     """Two small windows in FP16, of which the first overflows."""
-    batches = [split(batch, num_samples(batch))[0] for batch in parts.batches[:2]]  # small: a CPU takes long for FP16
+    batches = _small(parts)
     loss, scaler = _Poison(parts.loss, window=2, skipped=(1,)), ScalerSettings(init_scale=LOW_SCALE)
     engine, optimizer = recorded(parts, loss=loss, scaler=scaler, accumulate=2, precision="fp16")
     one, two = engine.update(list(batches)), engine.update(list(batches))

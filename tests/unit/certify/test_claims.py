@@ -149,6 +149,12 @@ def test_batch_norm_without_running_statistics_is_explained_where_divisions_do_n
     )
 
 
+def test_the_loss_scale_is_asked_of_a_model_that_takes_no_single_sample() -> None:
+    stilled, _ = still(parts(middle=lambda: nn.BatchNorm1d(16, track_running_stats=False)))
+    found = {line.claim: line.holds for line in skip_lines(stilled, exact(stilled, stilled.batches))}
+    assert found["an overflow in the middle of a window halves the loss scale, once, and the next update is applied"] is True
+
+
 def test_a_gradient_of_zero_certifies_nothing() -> None:
     given = parts(lambda model, batch: (summed(model, batch)[0] * 0, 4))
     with pytest.raises(ModelError) as raised:
