@@ -134,6 +134,15 @@ def test_pass_that_would_bring_a_fault_is_taken_back():
     assert result.text == HEAD + PLAIN
 
 
+ACCUMULATING = """
+for epoch in range(2):
+    for i, (x, y) in enumerate(loader):
+        loss = nn.functional.mse_loss(model(x), y) / 4
+        loss.backward()
+        if i % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
 GAN = PLAIN + "        other = torch.optim.SGD(model.parameters(), lr=0.1)\n        other.step()\n"
 LEFT = {
     "no loop": ("x = 1\n", {}, "no training loop was heard in it: nothing calls `backward` and then an optimizer's `step`"),
@@ -206,28 +215,60 @@ LEFT = {
         {"precision": "fp32", "ddp": True},
         "ranks: the program knows of ranks already",
     ),
-    "batch read beside its loss": (
-        PLAIN + "        print(x.shape)\n",
-        {"engine": True, "accumulate": 4},
-        "engine: line 16: `x` of a micro-batch is read beside its loss, and an update has only that",
-    ),
     "gradients read": (
         PLAIN.replace("loss.backward()\n", "loss.backward()\n        print(model.weight.grad.norm().item())\n"),
         {"engine": True},
-        "engine: line 15: gradients are read or written, which the engine holds under its own scale",
+        "engine: line 15: gradients are read or written, which the engine holds under its own scale; their norm is in its "
+        "updates, as `update.grad_norm`",
     ),
-    "window left": (
-        PLAIN.replace("        loss.backward()\n", "        if loss > 9:\n            continue\n        loss.backward()\n"),
+    "losses added up": (
+        ACCUMULATING.replace(" / 4", ""),
         {"engine": True},
-        "engine: line 15: the loop is left between forward and backward, where a window would have no loss",
+        "engine: line 13: the losses of an update are not divided by their number in one place of this file, and an engine takes "
+        "their mean",
     ),
-    "norm used": (
+    "windows over several calls": (
+        """
+        def one(x, y, i):
+            (nn.functional.mse_loss(model(x), y) / 4).backward()
+            if i % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+
+        for i, (x, y) in enumerate(loader):
+            one(x, y, i)
+        """,
+        {"engine": True},
+        "engine: line 13: the micro-batches of an update come from several calls of the function that trains",
+    ),
+    "gradients of a tail cleared": (
+        ACCUMULATING.replace("for epoch in range(2):\n", "for epoch in range(2):\n    optimizer.zero_grad()\n")
+        .replace("% 4 == 3", "% 3 == 2")
+        .replace("/ 4", "/ 3"),
+        {"engine": True},
+        "engine: line 11: gradients that no step has used are cleared, which a window does not do",
+    ),
+    "norm read before the step": (
         PLAIN.replace(
             "        optimizer.step()\n",
-            "        n = nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n        optimizer.step()\n        print(n, y)\n",
+            "        n = nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n        print(n, y)\n        optimizer.step()\n",
         ),
         {"engine": True},
-        "engine: line 15: what the clip returns is used",
+        "engine: line 16: `n` is read before the step, and an engine knows it after",
+    ),
+    "norm read as a tensor": (
+        PLAIN.replace("        optimizer.step()\n", "        n = nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n")
+        + "        optimizer.step()\n        print(n.cpu(), y)\n",
+        {"engine": True},
+        "engine: line 17: `n` is read as a tensor, and an engine gives a number",
+    ),
+    "gradients cleared before a step": (
+        PLAIN.replace(
+            "        optimizer.step()\n",
+            "        if y.sum() > 9:\n            optimizer.zero_grad()\n            continue\n        optimizer.step()\n",
+        ),
+        {"engine": True},
+        "engine: line 16: gradients that no step has used are cleared, which a window does not do",
     ),
 }
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from halfstep.imagine.converting.accumulating import accumulate
 from halfstep.imagine.converting.distributing import distribute
-from halfstep.imagine.converting.engine_loop import use_engine
+from halfstep.imagine.converting.engine_loop import use_updates
+from halfstep.imagine.converting.engine_windows import use_windows
 from halfstep.imagine.converting.outcome import Conversion, NotSure, Wish
 from halfstep.imagine.converting.precision import add_precision
 from halfstep.imagine.converting.program import Program
@@ -31,19 +32,31 @@ def convert(text: str, path: str, wish: Wish, judge: Judge) -> Conversion:
     except NotSure as reason:
         work.result.left.append(str(reason))
         return work.result
-    for name, change in _passes(wish):
+    for name, change in _engine_passes(work.program(), wish) if wish.engine else _passes(wish):
         work.run(name, change)
     return work.result
 
 
+def _engine_passes(program: Program, wish: Wish) -> list[tuple[str, Pass]]:
+    """A loop over the engine's updates where its statements allow that; else windows in it, which may accumulate by then."""
+    try:
+        done = use_updates(program, wish)
+    except NotSure:
+        accumulation = [_accumulation(wish)] if wish.accumulate > 1 else []
+        return [*accumulation, ("engine", lambda changed: use_windows(changed, wish.precision))]
+    return [("engine", lambda _: done)]
+
+
+def _accumulation(wish: Wish) -> tuple[str, Pass]:
+    return "accumulation", lambda program: accumulate(program, wish.accumulate)
+
+
 def _passes(wish: Wish) -> list[tuple[str, Pass]]:
-    if wish.engine:
-        return [("engine", lambda program: use_engine(program, wish))]
     passes: list[tuple[str, Pass]] = []
     if wish.ddp:
         passes.append(("ranks", distribute))
     if wish.accumulate > 1:
-        passes.append(("accumulation", lambda program: accumulate(program, wish.accumulate)))
+        passes.append(_accumulation(wish))
     if wish.precision != "fp32":
         passes.append(("precision", lambda program: add_precision(program, wish.precision)))
     return passes

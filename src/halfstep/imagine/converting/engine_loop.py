@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from halfstep.events.vocabulary import Backward, Clip, EpochBegin, Event, Forward, Loss, SchedulerStep, Step, ZeroGrad
 from halfstep.imagine.converting.batches import BatchLoop, batch_loop
 from halfstep.imagine.converting.checkpoints import add_state
-from halfstep.imagine.converting.engine_windows import use_windows
 from halfstep.imagine.converting.imports import ensure
 from halfstep.imagine.converting.outcome import NotSure, Wish
 from halfstep.imagine.converting.patch import Patch
 from halfstep.imagine.converting.places import backward_calls, step_calls
 from halfstep.imagine.converting.program import Program
 from halfstep.imagine.converting.reach import Carrier, Home
-from halfstep.imagine.converting.refusals import has_half_parameters, has_mixed_precision, has_ranks
+from halfstep.imagine.converting.refusals import refuse_engine
 from halfstep.imagine.converting.schedule import shorten
 from halfstep.imagine.converting.syntax import Block, bound_names, end_line, first_line, read_names
 
@@ -35,29 +34,13 @@ class _Parts:
     kept: list[int]
 
 
-def use_engine(program: Program, wish: Wish) -> tuple[str, list[str]]:
-    """The text with its loop on an engine, and what was done.
-
-    A loop whose statements fall into a loss and what the engine does runs over the engine's updates; any other keeps its
-    statements, with a window of the engine around forward and backward.
+def use_updates(program: Program, wish: Wish) -> tuple[str, list[str]]:
+    """The text with its loop over the updates of an engine, and what was done.
 
     Raises:
-        NotSure: the loop is left; the message says why.
+        NotSure: the loop's statements do not fall into a loss and what the engine does; the message says why.
     """
-    if has_mixed_precision(program) or has_ranks(program) or has_half_parameters(program):
-        raise NotSure("the loop has a precision or ranks of its own, which the engine would do again")
-    for node in ast.walk(program.syntax.tree):
-        if isinstance(node, ast.Attribute) and node.attr == "grad":
-            raise NotSure("gradients are read or written, which the engine holds under its own scale", node.lineno)
-    try:
-        return _use_updates(program, wish)
-    except NotSure:
-        if wish.accumulate > 1:
-            raise
-    return use_windows(program, wish.precision)
-
-
-def _use_updates(program: Program, wish: Wish) -> tuple[str, list[str]]:
+    refuse_engine(program)
     _refuse(program, wish)
     loop = batch_loop(program)
     parts = _parts(program, loop)

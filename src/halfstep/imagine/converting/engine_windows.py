@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from halfstep.events.vocabulary import Backward, Clip, Event, Forward, Place, SchedulerStep, Step, ZeroGrad
 from halfstep.imagine.converting.checkpoints import add_state
+from halfstep.imagine.converting.engine_extents import Extent, Quotient, divisor, extent_of, has_shorter, quotients
 from halfstep.imagine.converting.imports import ensure
 from halfstep.imagine.converting.outcome import NotSure
 from halfstep.imagine.converting.patch import Patch
@@ -14,6 +15,7 @@ from halfstep.imagine.converting.places import Site, backward_calls, inline_loss
 from halfstep.imagine.converting.program import Program
 from halfstep.imagine.converting.reach import Carrier, Home, home_of
 from halfstep.imagine.converting.references import at_home
+from halfstep.imagine.converting.refusals import refuse_engine
 from halfstep.imagine.converting.syntax import Block, end_line, first_line
 
 
@@ -23,11 +25,25 @@ class _Work:
 
     program: Program
     patch: Patch
-    sites: list[Site]
+    sites: list[tuple[Site, Extent]]
+    quotients: dict[ast.Call, Quotient]
+    """Where the losses of an update are divided by their number, where it has several."""
     home: Home
     engine: str
     window: str
     dropped: list[ast.stmt]
+    norms: list[str]
+    """The names of the gradient's norm."""
+
+    @property
+    def steps(self) -> list[ast.stmt]:
+        """The statements that step the optimizer."""
+        return [self.program.syntax.statement(call) for call in step_calls(self.program)]
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Where the statements of an update stand."""
+        return [*(site.block for site, _ in self.sites), *(self.program.syntax.block(step)[0] for step in self.steps)]
 
 
 def use_windows(program: Program, precision: str) -> tuple[str, list[str]]:
@@ -36,18 +52,19 @@ def use_windows(program: Program, precision: str) -> tuple[str, list[str]]:
     Raises:
         NotSure: the loop is left; the message says why.
     """
-    found = sites(program)
-    for site in found:
-        _check_site(program, site)
-    _check_windows(program)
+    refuse_engine(program)
+    found = [(site, extent_of(program, site)) for site in sites(program)]
+    divided = quotients(program, found[0][0])
+    if len(found) > 1 and (divided or any(extent.outermost for _, extent in found)):
+        raise NotSure("an update takes several turns, and forward and backward meet in several places")
     home = _home(program)
     engine, window = program.syntax.fresh("engine", "train_engine"), program.syntax.fresh("window", "update_window")
-    work = _Work(program, Patch(program.syntax), found, home, home.prefix + engine, window, [])
+    work = _Work(program, Patch(program.syntax), found, divided, home, home.prefix + engine, window, [], [])
     ensure(work.patch, "import halfstep")
     line = _engine(work, precision)
     work.home.put(work.patch, *line)
-    for site in found:
-        _open_window(work, site)
+    for site, extent in found:
+        _open_window(work, site, extent)
     _rewrite_backwards(work)
     _drop(work)
     carrier = Carrier(program, work.patch, work.home, (engine,))
@@ -55,37 +72,14 @@ def use_windows(program: Program, precision: str) -> tuple[str, list[str]]:
         carrier.reach(event)
     add_state(program, work.patch, carrier, work.home, work.engine)
     carrier.finish()
-    lines = ", ".join(f"{first_line(s.block[s.first])} to {end_line(s.block[s.backward])}" for s in found)
-    return work.patch.text(), [f"forward and backward in a window of halfstep.Engine (lines {lines})", *_kept_schedules(work)]
+    return work.patch.text(), [_said(work), *_kept_schedules(work)]
 
 
-def _check_site(program: Program, site: Site) -> None:
-    for statement in site.block[site.first : _last(program, site) + 1]:
-        for node in ast.walk(statement):
-            if isinstance(node, (ast.Continue, ast.Break, ast.Return)) and program.syntax.function(node) is site.function:
-                raise NotSure("the loop is left between forward and backward, where a window would have no loss", node.lineno)
-
-
-def _last(program: Program, site: Site) -> int:
-    """The last statement of a window: what stands between backward and step still happens before the step."""
-    steps = [i for i in program.indices(site.block, Step) if i > site.backward]
-    return min(steps) - 1 if steps else site.backward
-
-
-def _check_windows(program: Program) -> None:
-    """See that each step follows the backward passes of its own turn, each of them once."""
-    for trace in program.traces:
-        passed: list[Backward] = []
-        for event in trace.of(Backward, Step) if trace.exception is None else ():
-            if isinstance(event, Backward):
-                passed.append(event)
-                continue
-            line = event.place.line if event.place is not None else None
-            if not passed or len({b.stack for b in passed}) != len(passed) or any(b.loops != event.loops for b in passed):
-                raise NotSure(
-                    "the optimizer does not step once in each turn that runs backward: the loop accumulates already", line
-                )
-            passed = []
+def _said(work: _Work) -> str:
+    lines = ", ".join(f"{first_line(s.block[s.first])} to {end_line(s.block[s.backward])}" for s, _ in work.sites)
+    shorter = bool(work.quotients) and has_shorter(work.program)
+    own = "; an update of fewer micro-batches is now divided by their number" if shorter else ""
+    return f"forward and backward in a window of halfstep.Engine (lines {lines}){own}"
 
 
 def _home(program: Program) -> Home:
@@ -119,7 +113,7 @@ def _engine(work: _Work, precision: str) -> list[str]:
     line = f"{work.engine} = halfstep.Engine({', '.join(given)})"
     if len(line) <= 110:
         return [line]
-    unit = program.syntax.unit(work.sites[0].block[0])
+    unit = program.syntax.unit(work.blocks[0][0])
     return [f"{work.engine} = halfstep.Engine(", *(f"{unit}{g}," for g in given), ")"]
 
 
@@ -147,17 +141,22 @@ def _is_parameters(node: ast.Attribute) -> bool:
 def _schedule(work: _Work) -> str | None:
     """The schedule that moves once an update and that the engine can move; its own moves are dropped."""
     program = work.program
-    if len(work.sites) != 1 or work.home.early:
+    steps = work.steps
+    if len(steps) != 1 or work.home.early:
         return None
-    site = work.sites[0]
     moves = {e.place: e for e in program.all(SchedulerStep)}
-    loop = program.syntax.parents.get(site.block[0])
-    if len(moves) != 1 or not isinstance(loop, (ast.For, ast.While)):
+    loop = program.syntax.loop_around(steps[0])
+    if len(moves) != 1 or loop is None:
         return None
     event = next(iter(moves.values()))
     call = program.syntax.call_at(event.place)
     statement = program.syntax.statement(call) if call is not None else None
-    if call is None or call.args or statement not in site.block or not isinstance(call.func, ast.Attribute):
+    if (
+        call is None
+        or call.args
+        or statement not in program.syntax.block(steps[0])[0]
+        or not isinstance(call.func, ast.Attribute)
+    ):
         return None
     made, home = program.usual.made(event.scheduler), work.home
     block, index = program.syntax.block(home.statement)
@@ -171,13 +170,13 @@ def _schedule(work: _Work) -> str | None:
 
 
 def _kept_schedules(work: _Work) -> list[str]:
-    """What is said of schedules that the script goes on moving with every batch."""
+    """What is said of schedules that the script goes on moving."""
     kept = []
     for place in {e.place for e in work.program.all(SchedulerStep)}:
         statement = work.program.syntax.statement_at(place) if place is not None else None
-        inside = statement is not None and any(statement in ast.walk(s) for site in work.sites for s in site.block)
+        inside = statement is not None and any(statement in ast.walk(s) for block in work.blocks for s in block)
         if statement is not None and inside and statement not in work.dropped:
-            kept.append(f"line {statement.lineno}: the schedule still moves with every batch, also when an update was skipped")
+            kept.append(f"line {statement.lineno}: the schedule still moves where it did, also when an update was skipped")
     return kept
 
 
@@ -198,7 +197,7 @@ def _clips(work: _Work) -> list[str]:
         if len(limit) != 1 or others or len(call.args) > 2 or event.partial or f"clip_{event.kind}" in found:
             raise NotSure("the clip has options that the engine does not have", call.lineno)
         if not isinstance(statement, ast.Expr):
-            raise NotSure("what the clip returns is used", call.lineno)
+            _keep_norm(work, statement, event)
         text = at_home(program, limit[0], event, work.home)
         found[f"clip_{event.kind}"] = _conditional(work, statement, event, text)
         work.dropped.append(statement)
@@ -207,22 +206,38 @@ def _clips(work: _Work) -> list[str]:
 
 def _conditional(work: _Work, statement: ast.stmt, event: Event, limit: str) -> str:
     """The limit, None where the `if` around the clip is false."""
-    blocks = [site.block for site in work.sites]
     parent = work.program.syntax.parents[statement]
-    if any(statement in block for block in blocks):
+    if any(statement in block for block in work.blocks):
         return limit
-    if (
-        not isinstance(parent, ast.If)
-        or not any(parent in block for block in blocks)
-        or parent.body != [statement]
-        or parent.orelse
-    ):
+    at_once = isinstance(parent, ast.If) and parent.body == [statement] and not parent.orelse
+    if not isinstance(parent, ast.If) or not at_once or not any(parent in block for block in work.blocks):
         raise NotSure("when gradients are clipped cannot be told to the engine", statement.lineno)
     test = at_home(work.program, parent.test, event, work.home)
     return limit if test == f"{limit} is not None" else f"{limit} if {test} else None"
 
 
-def _open_window(work: _Work, site: Site) -> None:
+def _keep_norm(work: _Work, statement: ast.stmt, event: Clip) -> None:
+    """`norm = clip_grad_norm_(...)` becomes a reading of the update, after it."""
+    syntax = work.program.syntax
+    target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
+    step = max(work.steps, key=lambda s: s.lineno)
+    if event.kind != "norm" or not isinstance(target, ast.Name) or not any(statement in block for block in work.blocks):
+        raise NotSure("what the clip returns is used in a way that cannot be followed", statement.lineno)
+    nodes = ast.walk(syntax.function(statement) or syntax.tree)
+    read = [n for n in nodes if isinstance(n, ast.Name) and n.id == target.id and isinstance(n.ctx, ast.Load)]
+    for node in read:
+        if statement.lineno < node.lineno <= step.lineno:
+            raise NotSure(f"`{target.id}` is read before the step, and an engine knows it after", node.lineno)
+        reading = syntax.parents[node]
+        if isinstance(reading, ast.Attribute):
+            call = syntax.parents[reading]
+            if reading.attr != "item" or not isinstance(call, ast.Call):
+                raise NotSure(f"`{target.id}` is read as a tensor, and an engine gives a number", node.lineno)
+            work.patch.replace(call, target.id)
+    work.norms += [target.id] if read else []
+
+
+def _open_window(work: _Work, site: Site, extent: Extent) -> None:
     """A window around forward and backward, and its precision around the forward passes."""
     program, patch = work.program, work.patch
     for first, last in runs(program, site):
@@ -233,35 +248,72 @@ def _open_window(work: _Work, site: Site) -> None:
             raise NotSure("the forward pass cannot be told from the backward pass", site.block[last].lineno)
         else:
             patch.wrap(site.block[first], site.block[last], f"with {work.window}.forward():")
-    patch.wrap(site.block[site.first], site.block[_last(program, site)], f"with {work.engine}.window() as {work.window}:")
+    opened = f"{work.engine}.window()"
+    if extent.outermost is None:
+        patch.wrap(extent.block[extent.first], extent.block[extent.last], f"with {opened} as {work.window}:")
+        return
+    ensure(patch, "from contextlib import ExitStack")
+    update, start = _update(work), site.block[site.first]
+    patch.before(extent.outermost, f"{update} = ExitStack()", f"{work.window} = None")
+    entered = f"{work.window} = {update}.enter_context({opened})"
+    patch.before(start, f"if {work.window} is None:", f"{program.syntax.unit(start)}{entered}")
+
+
+def _update(work: _Work) -> str:
+    """The name of what holds a window open over several turns."""
+    return work.program.syntax.fresh("open_update", "open_window")
 
 
 def _split(work: _Work, statement: ast.stmt, expression: ast.expr) -> None:
     """`compute(x).backward()` becomes a loss under the window's precision and its backward pass."""
-    text, syntax = work.program.syntax.text(expression), work.program.syntax
+    text, syntax = work.program.syntax.text(_undivided(work, expression)), work.program.syntax
     if "\n" in text:
         raise NotSure("the loss is made and backpropagated in one statement of several lines", statement.lineno)
-    name = syntax.fresh("loss", "batch_loss", "loss_value")
+    name = _loss(work)
     work.patch.before(statement, f"with {work.window}.forward():", f"{syntax.unit(statement)}{name} = {text}", inside=True)
+
+
+def _loss(work: _Work) -> str:
+    return work.program.syntax.fresh("loss", "batch_loss", "loss_value")
+
+
+def _undivided(work: _Work, loss: ast.expr) -> ast.expr:
+    """A loss without the division by the number of micro-batches, which is the engine's to make."""
+    return loss.left if isinstance(loss, ast.BinOp) and loss in work.quotients.values() else loss
 
 
 def _rewrite_backwards(work: _Work) -> None:
     """`loss.backward()` becomes `window.backward(loss)`; further losses of a turn do not count as further micro-batches."""
     syntax = work.program.syntax
-    for site in work.sites:
+    for site, _ in work.sites:
+        made = {site.block[last] for _, last in runs(work.program, site) if inline_loss(site, last) is not None}
         calls = [c for c in backward_calls(work.program) if _index(work, site.block, c) is not None]
         for number, call in enumerate(sorted(calls, key=lambda c: c.lineno)):
             assert isinstance(call.func, ast.Attribute)
             statement = syntax.statement(call)
             if syntax.function(call) is not site.function or (number == 0 and statement not in site.block):
                 raise NotSure("backward runs where the window cannot be reached, or only sometimes", call.lineno)
-            inline = inline_loss(site, site.block.index(statement)) if statement in site.block else None
-            loss = syntax.fresh("loss", "batch_loss", "loss_value") if inline is not None else syntax.text(call.func.value)
-            given = [loss, *(["weight=0"] if number else []), *(syntax.text(k) for k in call.keywords)]
+            loss = _undivided(work, call.func.value)
+            given = [_loss(work) if statement in made else syntax.text(loss), *_weight(work, call, first=number == 0)]
+            given += [syntax.text(k) for k in call.keywords]
             work.patch.replace(call, f"{work.window}.backward({', '.join(given)})")
-    known = [c for c in backward_calls(work.program) if any(_index(work, s.block, c) is not None for s in work.sites)]
+    known = [c for c in backward_calls(work.program) if any(_index(work, s.block, c) is not None for s, _ in work.sites)]
     if len(known) != len(backward_calls(work.program)):
         raise NotSure("backward runs in another function than the forward pass")
+
+
+def _weight(work: _Work, call: ast.Call, *, first: bool) -> list[str]:
+    """How much of the window's mean a loss is: what was divided by the number of micro-batches is one part of so many."""
+    assert isinstance(call.func, ast.Attribute)
+    if not first:
+        return ["weight=0"]
+    quotient = work.quotients.get(call)
+    if quotient is None or call.func.value is quotient:
+        return []
+    number = divisor(quotient)
+    text = work.program.syntax.text(number)
+    plain = isinstance(number, (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant))
+    return [f"weight=1 / {text}" if plain else f"weight=1 / ({text})"]
 
 
 def _index(work: _Work, block: Block, call: ast.Call) -> int | None:
@@ -272,7 +324,8 @@ def _index(work: _Work, block: Block, call: ast.Call) -> int | None:
 def _drop(work: _Work) -> None:
     """Take out what the engine does itself."""
     syntax = work.program.syntax
-    work.dropped += [syntax.statement(call) for call in step_calls(work.program)]
+    for step in work.steps:
+        _end_window(work, step)
     for place in {e.place for e in work.program.all(ZeroGrad)}:
         work.dropped.append(_clearing(work.program, place))
     gone = list(dict.fromkeys(work.dropped))
@@ -287,6 +340,18 @@ def _drop(work: _Work) -> None:
             work.patch.replace(statement, "pass")
         else:
             work.patch.drop(statement)
+
+
+def _end_window(work: _Work, step: ast.stmt) -> None:
+    """What stands where the optimizer stepped: the end of a window that is open over turns, and readings of the update."""
+    open_over_turns = any(extent.outermost is not None for _, extent in work.sites)
+    lines = [f"{norm} = {work.window}.update.grad_norm" for norm in work.norms]
+    if open_over_turns:
+        lines = [f"{_update(work)}.close()", *lines, f"{work.window} = None"]
+    if lines:
+        work.patch.replace(step, f"\n{work.program.syntax.indent(step)}".join(lines))
+    else:
+        work.dropped.append(step)
 
 
 def _clearing(program: Program, place: Place | None) -> ast.stmt:

@@ -30,6 +30,23 @@ def refuse(program: Program) -> None:
     _refuse_gradients(program)
 
 
+def refuse_engine(program: Program) -> None:
+    """See that an engine can take the place of what a loop does.
+
+    Raises:
+        NotSure: it cannot; the message says why.
+    """
+    if has_mixed_precision(program) or has_ranks(program) or has_half_parameters(program):
+        raise NotSure("the loop has a precision or ranks of its own, which the engine would do again")
+    for node in ast.walk(program.syntax.tree):
+        if isinstance(node, ast.Attribute) and node.attr == "grad":
+            raise NotSure(
+                "gradients are read or written, which the engine holds under its own scale; their norm is in its updates, as "
+                "`update.grad_norm`",
+                node.lineno,
+            )
+
+
 def _refuse_gradients(program: Program) -> None:
     for node in ast.walk(program.syntax.tree):
         if isinstance(node, ast.ClassDef) and any(

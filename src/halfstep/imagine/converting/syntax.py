@@ -79,6 +79,14 @@ class Syntax:
                 return
             node = parent
 
+    def loop_around(self, node: ast.AST) -> ast.For | ast.While | None:
+        """The innermost loop around a node, within its function."""
+        while node in self.parents and not isinstance(node, DEFINITIONS):
+            node = self.parents[node]
+            if isinstance(node, (ast.For, ast.While)):
+                return node
+        return None
+
     def function(self, node: ast.AST) -> FunctionNode | None:
         """The function around a node, None at the level of the module."""
         while node in self.parents:
