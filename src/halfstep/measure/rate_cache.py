@@ -59,7 +59,7 @@ def known_or_measured_rates(device: torch.device, *, refresh: bool = False, budg
 
 def known_rates(device: torch.device) -> Rates | None:
     """The kept rates of `device`, or `None` where none are kept or the file is not to be trusted."""
-    key = _key(device)
+    key = machine_of(device)
     try:
         kept = json.loads(key.path.read_text(encoding="utf-8"))
         rates = {Arithmetic(name): Measured(**fields) for name, fields in kept["rates"].items()}
@@ -71,13 +71,14 @@ def known_rates(device: torch.device) -> Rates | None:
 
 def keep_rates(device: torch.device, rates: Rates) -> None:
     """Write the rates of `device`, whole or not at all: beside the file, then renamed over it."""
-    key = _key(device)
+    key = machine_of(device)
     record = {"key": asdict(key), "rates": {str(name): asdict(rate) for name, rate in rates.items()}}
     with suppress(OSError, RuntimeError):
-        _write_whole(key.path, json.dumps(record, indent=2) + "\n")
+        write_whole(key.path, json.dumps(record, indent=2) + "\n")
 
 
-def _key(device: torch.device) -> RateKey:
+def machine_of(device: torch.device) -> RateKey:
+    """The device, torch and the threads of this process, on which every measurement depends."""
     return RateKey(device=device_name(device), torch=str(torch.__version__), threads=torch.get_num_threads())
 
 
@@ -87,7 +88,8 @@ def _is_sound(rate: Measured) -> bool:
     return ordered and rate.unit == RATE_UNIT and isinstance(rate.count, int) and rate.count > 0
 
 
-def _write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
+    """Write a file, and its folder where there is none, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, beside = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
     try:

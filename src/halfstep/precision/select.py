@@ -16,8 +16,9 @@ from halfstep.errors import DeviceError
 from halfstep.measure.dtypes import Arithmetic, DtypeSupport, Support, dtype_support
 from halfstep.measure.rate_cache import Rates, known_or_measured_rates
 from halfstep.measure.stats import Measured, paired_ratio, summarize
+from halfstep.precision.kept import keep_precision
 from halfstep.precision.policy import policy_for
-from halfstep.precision.trial import FP16_SCALE, LossFunction, Trial, is_compiled, run_trials
+from halfstep.precision.trial import FP16_SCALE, LossFunction, Trial, is_compiled, leave_no_doubt, run_trials
 
 TRIAL_BUDGET_S = 2.0
 GAIN = 1.05
@@ -63,6 +64,7 @@ def select_precision(
     *,
     group_broadcast: Broadcast | None = None,
     budget_s: float = TRIAL_BUDGET_S,
+    key: str | None = None,
 ) -> Choice[Precision]:
     """The fastest precision whose loss agrees with FP32, for this model on this device.
 
@@ -77,8 +79,9 @@ def select_precision(
         device: where the model is.
         group_broadcast: gives every rank the choice of the first; all ranks must then call this function.
         budget_s: about how long to take.
+        key: where to keep the choice for `kept_precision`, if the times leave no doubt; see `halfstep.precision.kept.key_of`.
     """
-    choice = _select(model, loss, batch, device, budget_s)
+    choice = _select(model, loss, batch, device, budget_s, key)
     return choice if group_broadcast is None else group_broadcast(choice)
 
 
@@ -159,7 +162,9 @@ def _available(precision: Precision, device: torch.device, told: DtypeSupport) -
     return Choice(value=True, reason=f"{told.support}: {told.because}")
 
 
-def _select(model: nn.Module, loss: LossFunction, batch: Any, device: torch.device, budget_s: float) -> Choice[Precision]:
+def _select(
+    model: nn.Module, loss: LossFunction, batch: Any, device: torch.device, budget_s: float, key: str | None
+) -> Choice[Precision]:
     names = candidates(device)
     if names == [Precision.FP32]:
         return explain_without_model(device, rates={})
@@ -170,7 +175,10 @@ def _select(model: nn.Module, loss: LossFunction, batch: Any, device: torch.devi
     tie = Precision.BF16 if device.type != "cpu" and Precision.BF16 in names else Precision.FP32
     choice = decide(trials, num_products=_num_products(model), tie=tie)
     eager = "; tried without compilation" if is_compiled(model) else ""
-    return Choice(value=choice.value, reason=choice.reason + eager)
+    choice = Choice(value=choice.value, reason=choice.reason + eager)
+    if key is not None and leave_no_doubt({name: trial.seconds for name, trial in trials.items() if trial.refused is None}):
+        keep_precision(key, choice)
+    return choice
 
 
 def _num_products(model: nn.Module) -> int:

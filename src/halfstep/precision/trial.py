@@ -6,7 +6,7 @@ Parameters, gradients, buffers, training mode and random states are bitwise what
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -145,21 +145,14 @@ class _Bench:
         for rounds in range(MOST_ROUNDS):
             few = rounds < MOST_SLOW_ROUNDS
             over = rounds > 0 and spent_s + round_s > budget_s * (2 if few else 1)
-            if not kept or over or (not few and (slowest_s > SLOW_PASS_S or self._is_decisive(kept))):
+            told = slowest_s > SLOW_PASS_S or leave_no_doubt({name: self.seconds[name] for name in kept})
+            if not kept or over or (told and not few):
                 return
             started = time.perf_counter()
             kept = self._round(kept)
             round_s = time.perf_counter() - started
             spent_s += round_s
             slowest_s = max((self.seconds[precision][-1] for precision in kept), default=0.0)
-
-    def _is_decisive(self, kept: list[Precision]) -> bool:
-        """Whether each precision is much faster than FP32, or much slower, in every round, and at most one is faster."""
-        exact = self.seconds.get(Precision.FP32, [])
-        ratios = [[a / b for a, b in zip(exact, self.seconds[name], strict=False)] for name in kept if name is not Precision.FP32]
-        faster = [bool(each) and min(each) > DECISIVE for each in ratios]
-        slower = [bool(each) and max(each) < 1 / DECISIVE for each in ratios]
-        return bool(ratios) and sum(faster) <= 1 and sum(faster) + sum(slower) == len(ratios)
 
     def trials(self) -> dict[Precision, Trial]:
         ran = {precision: self._trial(precision) for precision in self.losses if precision not in self.refused}
@@ -218,6 +211,15 @@ class _Bench:
         synchronize(self.device)
         seconds = time.perf_counter() - started
         return seconds, loss.item(), [gradient for gradient in gradients if gradient is not None]
+
+
+def leave_no_doubt(seconds: Mapping[Precision, Sequence[float]]) -> bool:
+    """Whether each precision is much faster than FP32, or much slower, in every round, and at most one is faster."""
+    exact = seconds.get(Precision.FP32, ())
+    ratios = [[a / b for a, b in zip(exact, each, strict=False)] for name, each in seconds.items() if name is not Precision.FP32]
+    faster = [bool(each) and min(each) > DECISIVE for each in ratios]
+    slower = [bool(each) and max(each) < 1 / DECISIVE for each in ratios]
+    return bool(ratios) and sum(faster) <= 1 and sum(faster) + sum(slower) == len(ratios)
 
 
 def mean_loss(result: Any) -> Tensor:

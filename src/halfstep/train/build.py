@@ -22,6 +22,7 @@ from halfstep.engine import Engine
 from halfstep.engine.batch import to_device
 from halfstep.engine.loss import sum_and_weight
 from halfstep.errors import ConfigError, HalfstepError, ModelError
+from halfstep.precision.kept import kept_precision, key_of
 from halfstep.precision.select import select_precision
 from halfstep.precision.untouched import untouched
 from halfstep.train.adapters import freeze, trained, with_adapters
@@ -92,12 +93,21 @@ def shape_of(run: Run) -> Shape:
 
 
 def measure_precision(model: nn.Module, train: Source, run: Run, group: Group, device: torch.device) -> Choice[Precision]:
-    """The precision that is fastest for the model's own forward and backward here, as rank 0 found it.
+    """The precision that is fastest for the model's own forward and backward here, as rank 0 found it, now or in an earlier run.
 
-    Every rank must call it.
+    What was found with code of the user's own is not kept, for the code may change. Every rank must call it.
     """
-    loss = loss_of(run)
-    return select_precision(model, loss, _first_batch(train, run, device), device, group_broadcast=group.from_first)
+    loss, batch = loss_of(run), _first_batch(train, run, device)
+    key = None if _is_own(run) else key_of(model, batch, loss, device)
+    kept = group.from_first(kept_precision(key) if key is not None else None)
+    if kept is not None:
+        return kept
+    return select_precision(model, loss, batch, device, group_broadcast=group.from_first, key=key if group.rank == 0 else None)
+
+
+def _is_own(run: Run) -> bool:
+    """Whether the model, its loss or the data are made by the user's own code."""
+    return (run.model.factory, run.model.loss, run.data.factory) != (None, None, None)
 
 
 def _first_batch(train: Source, run: Run, device: torch.device) -> Any:
@@ -117,7 +127,7 @@ def try_own(model: nn.Module, train: Source, run: Run, device: torch.device) -> 
     Raises:
         ModelError: it does not; with what it raised, and where.
     """
-    if (run.model.factory, run.model.loss, run.data.factory) == (None, None, None):
+    if not _is_own(run):
         return
     loss = loss_of(run)
     try:

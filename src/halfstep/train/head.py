@@ -78,20 +78,29 @@ def choose_chunk(model: nn.Module, *, micro_tokens: int, asked: int | None = Non
     """
     if asked == 0:
         return Choice(value=0, reason=ASKED_FOR)
+    return _worthwhile_chunk(model, micro_tokens) if asked is None else _asked_chunk(model, asked)
+
+
+def _asked_chunk(model: nn.Module, asked: int) -> Choice[int]:
     cause = obstacle(model)
-    if asked is not None:
-        if cause is not None:
-            raise ModelError(f"`model.loss_chunk = {asked}` cannot be: {cause}. Use 0, or leave it out.")
-        return Choice(value=asked, reason=ASKED_FOR)
-    return Choice(value=0, reason=f"whole logits, because {cause}") if cause else _by_size(model, micro_tokens)
+    if cause is not None:
+        raise ModelError(f"`model.loss_chunk = {asked}` cannot be: {cause}. Use 0, or leave it out.")
+    return Choice(value=asked, reason=ASKED_FOR)
 
 
-def _by_size(model: nn.Module, micro_tokens: int) -> Choice[int]:
+def _worthwhile_chunk(model: nn.Module, micro_tokens: int) -> Choice[int]:
+    """Nothing is tried where there is too little to save."""
+    cause = _visible_obstacle(model)
+    if cause is not None:
+        return Choice(value=0, reason=f"whole logits, because {cause}")
     weight = _head(unwrap(model)).weight
     logits_bytes = 4 * micro_tokens * len(weight)
     size = f"the FP32 logits of {micro_tokens:,} tokens over a vocabulary of {len(weight):,} are {logits_bytes / 1e6:,.0f} MB"
     if logits_bytes < LARGE_LOGITS_BYTES:
         return Choice(value=0, reason=f"{size}: too little to save")
+    cause = _tried(model)
+    if cause is not None:
+        return Choice(value=0, reason=f"whole logits, because {cause}")
     chunk = chunk_tokens(len(weight), weight.device)
     return Choice(value=chunk, reason=f"{size}, of a chunk {4 * chunk * len(weight) / 1e6:,.0f} MB")
 
@@ -102,6 +111,10 @@ def obstacle(model: nn.Module) -> str | None:
     That the logits are what the head makes of its input and nothing more is not believed but tried, on a few tokens,
     without a trace in the model or the random states.
     """
+    return _visible_obstacle(model) or _tried(model)
+
+
+def _visible_obstacle(model: nn.Module) -> str | None:
     if hasattr(model, "_orig_mod"):
         return "a compiled model does not stop before its head"
     module = unwrap(model)
@@ -113,10 +126,12 @@ def obstacle(model: nn.Module) -> str | None:
         return f"its head is a {type(head).__name__} of {type(head).__module__} and not torch's own"
     if head._forward_hooks or head._forward_pre_hooks:
         return "its head has hooks"
-    return _tried(module, head)
+    return None
 
 
-def _tried(module: nn.Module, head: nn.Linear) -> str | None:
+def _tried(model: nn.Module) -> str | None:
+    module = unwrap(model)
+    head = _head(module)
     device = head.weight.device
     tokens = torch.arange(PROBE_TOKENS, device=device)[None] % len(head.weight)
     with untouched(module, device), torch.no_grad():

@@ -18,7 +18,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from train_command import TEXT, Train, command, environment
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from halfstep.config.options import Precision
+from halfstep.precision.trial import Trial
 from halfstep.train.corpus import Text, unigram_entropy
+
+BF16 = Precision.BF16
+BOTH = [Precision.FP32, BF16]
 
 
 def lines(path: str) -> list[dict[str, Any]]:
@@ -51,6 +56,24 @@ def test_a_run_leaves_everything_in_its_folder(train_apart: Train) -> None:
     assert "precision" in record["engine"]
     events = EventAccumulator("run/events").Reload()
     assert [event.step for event in events.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_precision_is_measured_once_for_the_same_weights_and_data(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+
+    def trials(*_: Any, **__: Any) -> dict[Precision, Trial]:
+        measured.append("once more")
+        return {name: Trial(precision=name, seconds=(3.0, 3.0) if name is BF16 else (9.0, 9.0), losses=(1.0,)) for name in BOTH}
+
+    monkeypatch.setattr("halfstep.precision.select.candidates", lambda device: BOTH)
+    monkeypatch.setattr("halfstep.precision.select.run_trials", trials)
+    for folder, seed, times in (("run1", 1, 1), ("run2", 1, 1), ("run3", 2, 2)):
+        said = train("precision=auto", f"run.folder={folder}", f"run.seed={seed}", "limits.updates=1")
+        assert said.code == 0, said.err
+        choice = json.loads(Path(folder, "run.json").read_text())["choices"]["precision"]
+        assert choice["value"] == "bf16"
+        assert ("; measured on " in choice["reason"]) is (folder == "run2")
+        assert len(measured) == times
 
 
 def test_the_report_is_on_stdout_and_the_progress_on_stderr(train: Train) -> None:
