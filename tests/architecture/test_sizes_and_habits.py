@@ -37,6 +37,7 @@ NAMES_TORCHS_VERSION = {
 MAY_END_THE_PROCESS = {
     "__main__.py": "the command line's door for `python -m halfstep`",
     "bench/__main__.py": "the door for a trial's ranks: one that failed ends, so that the launcher ends the others",
+    "record/termination.py": "a process that was sent SIGTERM dies of it, also where its main thread stands in a call",
 }
 
 

@@ -1,5 +1,7 @@
 import json
 import multiprocessing
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -101,14 +103,59 @@ def test_nothing_to_watch_exits_2_with_a_sentence(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == expected
 
 
-def test_a_script_that_was_started_as_a_program_of_its_own_is_said_not_to_be_heard(
-    script: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_for_another_python_is_said_not_to_be_heard(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (script.parent / "other.py").write_text("")
-    script.write_text("import subprocess, sys\nsubprocess.run([sys.executable, 'other.py'], check=True)\n")
+    script.write_text("import subprocess, sys\nsubprocess.run(['env', sys.executable, 'other.py'], check=True)\n")
     assert main(["watch", str(script)]) == 0
-    name = Path(sys.executable).name
     assert capsys.readouterr().err == (
-        f"halfstep: `{name} other.py` was started as a program of its own and not heard. "
-        "Write `python -m halfstep watch` into its command to hear it.\n"
+        f"halfstep: `env {sys.executable} other.py` was not heard: only programs of {sys.executable} are. "
+        "Write `python -m halfstep watch` into its command.\n"
     )
+
+
+def test_a_program_that_the_script_starts_is_heard_and_keeps_its_arguments_and_exit_code(
+    script: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    starts = (
+        "import subprocess, sys\nprint(subprocess.run([sys.executable, '-u', 'train.py', 'a b', '-m']).returncode, flush=True)\n"
+    )
+    (script.parent / "starts.py").write_text(starts)
+    script.write_text(f"{CLIPPED_TOO_EARLY}sys.exit(3)\n")
+    assert main(["watch", "starts.py"]) == 1
+    out = capfd.readouterr().out
+    assert out.startswith("arguments ['a b', '-m'] __main__\n3\n")
+    assert "--> train.py:13:5" in out
+
+
+def test_a_module_is_run_with_its_options(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", "--select", "HS101", "-m", "train", "--lr", "3", "-m"]) == 1
+    assert capsys.readouterr().out.startswith("arguments ['--lr', '3', '-m'] __main__\n")
+
+
+def test_a_rule_that_does_not_exist_is_refused_before_the_run(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", "--select", "none", str(script)]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err == "halfstep: `none` is no rule's name or code. `halfstep explain --all` lists them.\n"
+
+
+TERMINATED = """\
+import os, signal
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+assert signal.signal(signal.SIGTERM, lambda number, frame: print("handled", flush=True)) is signal.SIG_DFL
+os.kill(os.getpid(), signal.SIGTERM)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+print("dies", flush=True)
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+finally:
+    print("never: nothing of a script runs after it", flush=True)
+"""
+
+
+def test_sigterm_gives_a_report_and_ends_the_script_as_it_would_alone(script: Path) -> None:
+    script.write_text(CLIPPED_TOO_EARLY + TERMINATED)
+    done = subprocess.run([sys.executable, "-m", "halfstep", "watch", "train.py"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGTERM, "")
+    assert done.stdout.startswith("arguments [] __main__\nhandled\ndies\n\nHS101 error")
+    assert "The script did not come to its end: it was ended by SIGTERM. 1 finding in 1 file." in done.stdout

@@ -38,6 +38,12 @@ def train(rank, world, fault):
         optimizer.zero_grad()
         model(torch.randn(2, 4)).pow(2).mean().backward()
         optimizer.step()
+    if fault == "ended" and rank == 1:
+        import signal
+        import time
+        os.kill(os.getppid(), signal.SIGTERM)
+        while True:
+            time.sleep(0.01)
     if fault == "raise" and rank == 1:
         raise ValueError("rank 1 has no more")
     dist.barrier()
@@ -107,3 +113,13 @@ def test_the_page_of_ranks_sets_them_side_by_side(tmp_path: Path) -> None:
 def test_a_rank_that_raises_under_torchrun_still_gives_a_report(tmp_path: Path) -> None:
     code, _ = watched(tmp_path, LAUNCHED, "raise", launched=True)
     assert code == 1
+
+
+def test_a_launch_that_is_ended_by_sigterm_gives_a_report_also_where_a_rank_waits_for_another(tmp_path: Path) -> None:
+    """Rank 0 stands in the barrier, where no signal handler of Python runs."""
+    script, page = tmp_path / "train.py", tmp_path / "page.html"
+    script.write_text(LAUNCHED)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "halfstep", "watch"]
+    done = subprocess.run([*launch, "--html", page, script, "ended"], capture_output=True, text=True, timeout=120, check=False)
+    assert "The script did not come to its end: it was ended by SIGTERM." in done.stdout, done.stderr[-2000:]
+    assert page.read_text().count("<td>it was ended by SIGTERM</td>") == 2

@@ -31,7 +31,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", metavar="FILE", help="also write the report as one page that opens offline")
     parser.add_argument("--profile", action="store_true", help="find out where the time of a few updates goes")
     parser.add_argument("--replay", metavar="FILE", help="run a saved batch again, with the script's model, and end there")
-    parser.add_argument("-m", dest="module", metavar="MODULE", help="run a module instead of a script")
+    parser.add_argument(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        metavar="MODULE",
+        help="run a module, with its arguments, instead of a script",
+    )
     parser.add_argument("script", nargs="?", metavar="SCRIPT", help="the training script")
     parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="its arguments")
 
@@ -42,27 +48,33 @@ def run(args: argparse.Namespace) -> int:
     from halfstep.record.probing import Asked
     from halfstep.record.watching import watch
 
-    words = [args.script, *args.args] if args.script is not None else args.args
-    if args.replay is not None and args.module is None and not words:
-        words = _script_of(Path(args.replay))
-    if args.module is None and not words:
-        raise UsageError("nothing to watch: give a training script, or `-m` and the name of a module.")
-    target, given = (args.module, words) if args.module is not None else (words[0], words[1:])
-    settings = _settings(args, Path(target).resolve().parent if args.module is None else Path.cwd())
     replay = None if args.replay is None else Path(args.replay)
-    asked = Asked(evidence=Path(args.folder), script=tuple(words), profile=args.profile, replay=replay)
+    command = _command(args) or ([] if replay is None else _command_of(replay))
+    module = command[:1] == ["-m"]
+    words = command[1:] if module else command
+    if not words:
+        raise UsageError("nothing to watch: give a training script, or `-m` and the name of a module.")
+    settings = _settings(args, Path.cwd() if module else Path(words[0]).resolve().parent)
+    asked = Asked(evidence=Path(args.folder), script=tuple(command), profile=args.profile, replay=replay)
     with _result(args.format) as out:
         return watch(
-            target,
-            given,
-            module=args.module is not None,
+            words[0],
+            words[1:],
+            module=module,
             asked=asked,
             report=lambda ending, heard: _reported(heard, ending, settings, args, out),
         )
 
 
-def _script_of(replay: Path) -> list[str]:
-    """The command by which the script was started whose batch was saved."""
+def _command(args: argparse.Namespace) -> list[str]:
+    """The script, or `-m` and the module, with its arguments; nothing where none is given."""
+    if args.module is not None:
+        return ["-m", *args.module] if args.module else []
+    return [args.script, *args.args] if args.script is not None else []
+
+
+def _command_of(replay: Path) -> list[str]:
+    """The command by which the run was started whose batch was saved."""
     from halfstep.record.probes.evidence import load
 
     return list(load(replay)["script"])
@@ -71,19 +83,19 @@ def _script_of(replay: Path) -> list[str]:
 def _reported(heard: list[Heard], ending: Ending, settings: Settings, args: argparse.Namespace, out: TextIO) -> int:
     from halfstep.record.verdict import reach
 
-    if ending.replayed:
-        print(ending.replayed, file=out)
+    if ending.replayed or args.replay is not None:
+        print(ending.replayed or "Nothing was run again: the script ended without a forward of its model.", file=out)
         return ending.code
     verdict = reach(heard, settings)
     for fault in dict.fromkeys(process.fault for process in heard if process.fault):
         print(f"halfstep: not all was measured: {fault}", file=sys.stderr)
     for command in dict.fromkeys(command for process in heard for command in process.unheard):
-        told = f"halfstep: `{command}` was started as a program of its own and not heard. "
-        print(f"{told}Write `python -m halfstep watch` into its command to hear it.", file=sys.stderr)
+        told = f"halfstep: `{command}` was not heard: only programs of {sys.executable} are. "
+        print(f"{told}Write `python -m halfstep watch` into its command.", file=sys.stderr)
     _report(verdict, ending, args.format, out)
     out.flush()
     if args.html is not None:
-        _write_page(Path(args.html), " ".join([args.module or args.script or "", *args.args]).strip(), verdict, ending)
+        _write_page(Path(args.html), " ".join(_command(args)), verdict, ending)
     grave = any(f.severity in (Severity.ERROR, Severity.WARNING) for f in verdict.findings)
     return ending.code or int(grave)
 
@@ -112,6 +124,7 @@ def _settings(args: argparse.Namespace, start: Path) -> Settings:
         found = replace(found, select=tuple(args.select.split(",")))
     if args.ignore:
         found = replace(found, ignore=(*found.ignore, *args.ignore.split(",")))
+    found.rules()  # a name that is none is said before the run, not after it
     return found
 
 

@@ -12,12 +12,12 @@ from types import CodeType, FrameType
 
 from halfstep.events.vocabulary import Place, Turn
 from halfstep.record.probes.lines import COMMAND
+from halfstep.record.programs import LIBRARY
 from halfstep.record.syntax import Loop, Syntax, syntax_of
 
 PACKAGE = str(Path(__file__).parents[1])
 _ENGINE = str(Path(PACKAGE) / "engine")
 _OUTERMOST = (str(Path(__file__).with_name("running.py")), COMMAND)
-_LIBRARY = re.compile(r"[/\\](site-packages|dist-packages)[/\\]|[/\\]lib[/\\]python3[^/\\]*[/\\]|^<")
 _FRAMEWORK = re.compile(
     r"[/\\](accelerate|lightning|lightning_fabric|pytorch_lightning|deepspeed)[/\\]"
     r"|[/\\]transformers[/\\]trainer\w*\.py|[/\\]halfstep[/\\]engine[/\\]"
@@ -231,7 +231,7 @@ class Places:
 
 def is_library(path: str) -> bool:
     """Whether a file is part of an installed library, or ours."""
-    return path.startswith(PACKAGE) or _LIBRARY.search(path) is not None
+    return path.startswith(PACKAGE) or LIBRARY.search(path) is not None
 
 
 def _position(code: CodeType, lasti: int, line: int) -> tuple[int, int, int, int]:

@@ -1,19 +1,15 @@
-"""Follows the processes that a script starts, and joins what they heard.
-
-A process writes what it heard into a folder: when it ends, when nothing has happened for a while (it may hang, and be killed),
-and after its first updates. Whoever reports reads the folder.
-"""
+"""A process under watch, and those that it starts: `multiprocessing`, and programs of this Python."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import pickle
+import shlex
 import subprocess
+import sys
 import threading
-import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -21,116 +17,108 @@ from typing import Any
 
 from torch.utils.data._utils import worker
 
-from halfstep.record.places import is_library
 from halfstep.record.probing import Asked
-from halfstep.record.recorder import Listener, Recorder
-from halfstep.record.running import in_words
+from halfstep.record.programs import ASKED, followed, script_in
+from halfstep.record.recorder import Recorder
+from halfstep.record.running import Ending, Replayed, in_words
 from halfstep.record.session import Session
-from halfstep.record.telling import Heard
-
-IDLE_S = 0.7
-"""Nothing was heard for this long: what was heard until then is written."""
-PATIENCE_S = 6.0
-"""How long a rank that has ended waits for news of one that does nothing."""
-FINAL, LATEST, CLAIM = ".final", ".latest", "claim"
+from halfstep.record.termination import Termination
+from halfstep.record.writing import Writer
 
 
 @dataclass(eq=False)
-class Writer(Listener):
-    """Writes what a process heard; a watching thread does so when the process stands still."""
+class Process:
+    """Heard from `begin` to its end, whatever ends it: what it heard is then left in the folder.
 
-    session: Session
+    Attributes:
+        asked: what the probes are asked to do.
+        folder: where all processes of the run leave what they heard.
+        name: of its files there.
+        finish: what remains to be done at the end; returns the exit code.
+    """
+
+    asked: Asked
     folder: Path
     name: str = field(default_factory=lambda: str(os.getpid()))
-    ended: bool = False
-    _watched: bool = False
+    finish: Callable[[Ending], int] = lambda ending: ending.code
 
-    def joined_group(self, rank: int, size: int) -> None:
-        """A rank may hang, and be killed: it is watched."""
-        self.watch()
+    def __post_init__(self) -> None:
+        self.pid, self.ended, self.lock = os.getpid(), False, threading.RLock()
+        self.session, self.termination = Session(asked=self.asked), Termination(self.end)
+        self.writer = Writer(self.session, self.folder, self.termination, self.name)
 
-    def watch(self) -> None:
-        """Begin to look, from a thread, whether the process stands still."""
-        if not self._watched:
-            self._watched = True
-            threading.Thread(target=self._look, name="halfstep-watch", daemon=True).start()
+    def begin(self) -> None:
+        """Put the hooks in, and follow what this process starts."""
+        session = self.session
+        self.termination.install()
+        self.writer.begin()
+        session.recorder.listeners.append(self.writer)
+        session.start()
+        session.patches.wrap(os, "_exit", self._leaving)
+        session.patches.wrap(BaseProcess, "_bootstrap", self._forked)
+        session.patches.wrap(BaseProcess, "start", self._starting)
+        session.patches.wrap(subprocess.Popen, "__init__", lambda original: _running(original, session.recorder, self.folder))
 
-    def _look(self) -> None:
-        written, before = -1, -1
-        while not self.ended:
-            time.sleep(IDLE_S)
-            heard = self.session.recorder.tape.heard
-            if heard == before != written:
-                self.write("it was ended from outside", LATEST)
-                written = heard
-            elif heard != before:
-                with suppress(FileNotFoundError):  # another rank has reported and taken the folder away
-                    (self.folder / f"{self.name}.alive").touch()
-            before = heard
-
-    def end(self, words: str = "") -> None:
-        """Write for the last time."""
-        if not self.ended:
+    def end(self, ending: Ending) -> int:
+        """Write what was heard, take the hooks out, and finish; once, whoever comes first."""
+        self.termination.begun.set()
+        with self.lock:
+            if self.ended:
+                return ending.code
             self.ended = True
-            self.write(words, FINAL)
+            self.writer.end(ending)
+            self.session.stop()
+            code = self.finish(ending)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            self.termination.remove()
+            return code
 
-    def write(self, words: str, kind: str) -> None:
-        """Write what was heard; a reader never sees half a file."""
-        try:
-            data = pickle.dumps(self.session.heard(words))
-        except RuntimeError:
-            return  # the tape moved while it was read: the next look will do
-        part = self.folder / f"{self.name}.part"
-        part.write_bytes(data)
-        part.replace(self.folder / f"{self.name}{kind}")
+    def _leaving(self, original: Callable[[int], Any]) -> Callable[[int], Any]:
+        def _exit(status: int) -> Any:
+            if os.getpid() != self.pid:
+                return original(status)
+            return original(self.end(Ending(status, f"it left by os._exit({status})")))
+
+        return _exit
+
+    def _forked(self, original: Callable[..., int]) -> Callable[..., int]:
+        def _bootstrap(process: Any, *args: Any, **kwargs: Any) -> int:
+            self.session.stop()
+            if _is_worker(process) or isinstance(getattr(process, "_target", None), Followed):
+                return original(process, *args, **kwargs)
+            return int(_heard(Process(self.asked, self.folder), lambda: original(process, *args, **kwargs)))
+
+        return _bootstrap
+
+    def _starting(self, original: Callable[..., None]) -> Callable[..., None]:
+        def start(process: Any) -> None:
+            method = getattr(process, "_start_method", None) or multiprocessing.get_start_method()
+            target = process._target
+            if method == "fork" or target is None or _is_worker(process):
+                original(process)
+                return
+            process._target = Followed(target, self.asked, str(self.folder))
+            try:
+                original(process)
+            finally:
+                process._target = target
+
+        return start
 
 
-def follow(session: Session, folder: Path) -> None:
-    """Follow what this process starts through `multiprocessing`, and end with it if it leaves by `os._exit`."""
-    session.patches.wrap(BaseProcess, "_bootstrap", lambda original: _forked(original, session, folder))
-    session.patches.wrap(BaseProcess, "start", lambda original: _starting(original, session.asked, folder))
-    session.patches.wrap(subprocess.Popen, "__init__", lambda original: _running(original, session.recorder))
-
-
-def _running(original: Callable[..., None], rec: Recorder) -> Callable[..., None]:
-    """Programs are not followed: that one was started which may train is said."""
-
+def _running(original: Callable[..., None], rec: Recorder, folder: Path) -> Callable[..., None]:
     def __init__(self: Any, args: Any, *rest: Any, **named: Any) -> None:  # noqa: N807
-        original(self, args, *rest, **named)
-        if rec.hears and isinstance(args, (list, tuple)):
+        plain = not rest[1:] and named.get("executable") is None and not named.get("shell")
+        words = followed(args, folder) if plain else None
+        original(self, args if words is None else words, *rest, **named)
+        if words is None and rec.hears:
             with rec.safe:
-                words = [os.fspath(word) for word in args if isinstance(word, (str, os.PathLike))]
-                script = next((word for word in words if word.endswith(".py")), "")
-                if script and not is_library(os.path.abspath(script)):
-                    rec.unheard.setdefault(script, f"{Path(words[0]).name} {script}")
+                script = script_in(args)
+                if script:
+                    rec.unheard.setdefault(script, shlex.join([Path(args[0]).name, *map(str, args[1:])]))
 
     return __init__
-
-
-def _forked(original: Callable[..., int], session: Session, folder: Path) -> Callable[..., int]:
-    def _bootstrap(self: Any, *args: Any, **kwargs: Any) -> int:
-        session.stop()
-        if _is_worker(self) or isinstance(getattr(self, "_target", None), Followed):
-            return original(self, *args, **kwargs)
-        return int(_followed(session.asked, folder, lambda: original(self, *args, **kwargs)))
-
-    return _bootstrap
-
-
-def _starting(original: Callable[..., None], asked: Asked, folder: Path) -> Callable[..., None]:
-    def start(self: Any) -> None:
-        method = getattr(self, "_start_method", None) or multiprocessing.get_start_method()
-        target = self._target
-        if method == "fork" or target is None or _is_worker(self):
-            original(self)
-            return
-        self._target = Followed(target, asked, str(folder))
-        try:
-            original(self)
-        finally:
-            self._target = target
-
-    return start
 
 
 def _is_worker(process: Any) -> bool:
@@ -147,33 +135,30 @@ class Followed:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the target."""
-        return _followed(self.asked, Path(self.folder), lambda: self.target(*args, **kwargs))
+        return _heard(Process(self.asked, Path(self.folder)), lambda: self.target(*args, **kwargs))
 
 
-def _followed(asked: Asked, folder: Path, call: Callable[[], Any]) -> Any:
-    session = Session(asked=asked)
-    writer = Writer(session, folder)
-    session.recorder.listeners.append(writer)
-    session.start()
-    follow(session, folder)
-    session.patches.wrap(os, "_exit", lambda original: _leaving(original, writer))
-    words = ""
+def _heard(process: Process, call: Callable[[], Any]) -> Any:
+    process.begin()
+    process.writer.watch()
+    ending = Ending()
     try:
         return call()
-    except Exception as error:
-        words = in_words(error)
+    except Replayed as end:
+        ending = end.ending
+    except (Exception, KeyboardInterrupt) as error:
+        ending = Ending(words=in_words(error))
         raise
     finally:
-        writer.end(words)
-        session.stop()
+        process.end(ending)
 
 
-def _leaving(original: Callable[[int], Any], writer: Writer) -> Callable[[int], Any]:
-    def _exit(status: int) -> Any:
-        writer.end()
-        return original(status)
-
-    return _exit
+def joined(folder: Path) -> Process:
+    """The process of a program that was started by one under watch, heard from now on."""
+    process = Process(pickle.loads((folder / ASKED).read_bytes()), folder)
+    process.begin()
+    process.writer.watch()
+    return process
 
 
 def children() -> set[int]:
@@ -190,41 +175,3 @@ def wait_for_children(before: Collection[int]) -> None:
     for child in multiprocessing.active_children():
         if not child.daemon and child.pid not in before:
             child.join()
-
-
-def read(folder: Path) -> list[Heard]:
-    """What every process wrote, the last of each."""
-    finals = {path.stem: path for path in folder.glob(f"*{FINAL}")}
-    latest = {path.stem: path for path in folder.glob(f"*{LATEST}")}
-    return [pickle.loads(path.read_bytes()) for _, path in sorted({**latest, **finals}.items())]
-
-
-def reporting(folder: Path, rank: int, size: int) -> bool:
-    """Whether this rank, which has ended, is the one to report: rank 0, or another where rank 0 does not come to its end.
-
-    Waits while the ranks that matter make progress.
-    """
-    awaited = {str(r) for r in range(size)} - {str(rank)} if rank == 0 else {"0"}
-    seen, since = 0.0, time.monotonic()
-    while not all((folder / f"{name}{FINAL}").exists() for name in awaited):
-        try:
-            news = max((path.stat().st_mtime for path in folder.iterdir()), default=0.0)
-        except FileNotFoundError:
-            return False  # another rank has reported and taken the folder away
-        if news > seen:
-            seen, since = news, time.monotonic()
-        if time.monotonic() - since > PATIENCE_S:
-            break
-        time.sleep(0.1)
-    else:
-        if rank != 0:
-            return False
-    return _claimed(folder)
-
-
-def _claimed(folder: Path) -> bool:
-    try:
-        (folder / CLAIM).touch(exist_ok=False)
-    except (FileExistsError, FileNotFoundError):
-        return False
-    return True

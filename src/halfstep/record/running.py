@@ -12,7 +12,6 @@ from pathlib import Path
 from types import ModuleType
 
 from halfstep.errors import UsageError
-from halfstep.record.probes.evidence import Replayed
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +24,14 @@ class Ending:
     """What Python would have written to standard error."""
     replayed: str = ""
     """What came of the saved batch that was run again instead of the training."""
+
+
+class Replayed(BaseException):
+    """A saved batch was run again, which ends the script. Not an error, and no `except Exception` may stop it."""
+
+    def __init__(self, words: str, *, reproduced: bool) -> None:
+        super().__init__(words)
+        self.ending = Ending(int(reproduced), replayed=words)
 
 
 def check(target: str, *, module: bool) -> None:
@@ -49,7 +56,7 @@ def run(target: str, args: list[str], *, module: bool) -> Ending:
     except SystemExit as end:
         return _exited(end)
     except Replayed as end:
-        return Ending(int(end.reproduced), replayed=str(end))
+        return end.ending
     except KeyboardInterrupt as error:
         return Ending(130, "it was interrupted (Ctrl-C)", _without_us(error))
     except BaseException as error:

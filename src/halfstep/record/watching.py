@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import getpass
 import os
+import pickle
 import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from halfstep.distributed.env import launch_name, world
 from halfstep.record.probing import Asked
-from halfstep.record.processes import Writer, children, follow, read, reporting, wait_for_children
+from halfstep.record.processes import Process, children, wait_for_children
+from halfstep.record.programs import ASKED
 from halfstep.record.running import Ending, check, run
-from halfstep.record.session import Session
 from halfstep.record.telling import Heard
+from halfstep.record.writing import ask, read, replayed, reporting
 
 Report = Callable[[Ending, list[Heard]], int]
 """Reports, and returns the exit code."""
@@ -40,66 +40,48 @@ def watch(target: str, args: list[str], *, module: bool, report: Report, asked: 
         UsageError: There is no such script.
     """
     check(target, module=module)
-    watching = _Watching(report, Session(asked=asked or Asked()))
-    watching.begin()
-    return watching.end(run(target, args, module=module))
-
-
-@dataclass
-class _Watching:
-    report: Report
-    session: Session
-    launch: str | None = field(default_factory=launch_name)
-    pid: int = field(default_factory=os.getpid)
-    others: set[int] = field(default_factory=children)
-    ended: bool = False
-
-    def begin(self) -> None:
-        self.folder = self._folder()
+    watching = _Watching(asked or Asked(), report)
+    others = children()
+    watching.process.begin()
+    if watching.launch is not None:
         place = world()
-        name = str(place.rank) if self.launch is not None else str(self.pid)
-        self.writer = Writer(self.session, self.folder, name)
-        self.session.recorder.listeners.append(self.writer)
-        self.session.start()
-        follow(self.session, self.folder)
-        self.session.patches.wrap(os, "_exit", self._leaving)
-        if self.launch is not None:
-            self.session.meter.joined_group(place.rank, place.size)
-            self.writer.watch()
+        watching.process.session.meter.joined_group(place.rank, place.size)
+        watching.process.writer.watch()
+    ending = run(target, args, module=module)
+    if not ending.words:
+        wait_for_children(others)
+    return watching.process.end(ending)
 
-    def _folder(self) -> Path:
-        if self.launch is None:
-            return Path(tempfile.mkdtemp(prefix="halfstep-watch-"))
-        safe = re.sub(r"\W+", "-", f"{getpass.getuser()}-{self.launch}")
-        folder = Path(tempfile.gettempdir()) / f"halfstep-watch-{safe}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        return folder
 
-    def _leaving(self, original: Callable[[int], Any]) -> Callable[[int], Any]:
-        def _exit(status: int) -> Any:
-            if os.getpid() != self.pid:
-                return original(status)
-            code = self.end(Ending(status, f"it left by os._exit({status})"))
-            sys.stdout.flush()
-            sys.stderr.flush()
-            return original(code)
+class _Watching:
+    """The process that the command is: it reports for all, or waits for the one that does."""
 
-        return _exit
+    def __init__(self, asked: Asked, report: Report) -> None:
+        self.report, self.launch, self.folder = report, launch_name(), _folder()
+        name = str(os.getpid()) if self.launch is None else str(world().rank)
+        (self.folder / ASKED).write_bytes(pickle.dumps(asked))
+        self.process = Process(asked, self.folder, name, self.finish)
 
-    def end(self, ending: Ending) -> int:
-        """Stop hearing, join the processes, and report if it is ours to report."""
-        if self.ended:
-            return ending.code
-        self.ended = True
-        if not ending.words:
-            wait_for_children(self.others)
-        self.writer.end(ending.words)
-        self.session.stop()
+    def finish(self, ending: Ending) -> int:
+        """Join the processes, and report if it is ours to report."""
         sys.stdout.flush()
         sys.stderr.write(ending.said)
         place = world()
-        if self.launch is not None and not reporting(self.folder, place.rank, place.size):
+        if self.launch is None:
+            ask(self.folder)
+        elif not reporting(self.folder, place.rank, place.size):
             return ending.code
-        heard = read(self.folder)
+        heard, ending = read(self.folder), replayed(self.folder) or ending
         shutil.rmtree(self.folder, ignore_errors=True)
         return self.report(ending, heard)
+
+
+def _folder() -> Path:
+    """Where the processes of this run leave what they heard; ranks of one launch share it."""
+    launch = launch_name()
+    if launch is None:
+        return Path(tempfile.mkdtemp(prefix="halfstep-watch-"))
+    safe = re.sub(r"\W+", "-", f"{getpass.getuser()}-{launch}")
+    folder = Path(tempfile.gettempdir()) / f"halfstep-watch-{safe}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder

@@ -17,6 +17,7 @@ from halfstep.record.probes.judgement import NOWHERE, sentence
 from halfstep.record.probes.origin import Origin, Phase, find_origin
 from halfstep.record.probes.probe import Probe
 from halfstep.record.probes.rerun import Call, Casting, inner, versions
+from halfstep.record.running import Replayed
 from halfstep.report.parts import AnyPart
 
 FORMAT = 1
@@ -113,7 +114,9 @@ class Replay(Probe):
     def _first_forward(self, model: nn.Module, _args: Any) -> NoReturn:
         self.detach()
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        raise Replayed(replay(model, self._content, device), str(self._content["said"]))
+        origin = replay(model, self._content, device)
+        told = f"Run again, {sentence(origin)}.\nWhen it was saved, {self._content['said']}."
+        raise Replayed(told, reproduced=origin.phase not in NOWHERE)
 
     def update_ended(self, index: int) -> None:
         """Never comes: the script ends before."""
@@ -131,24 +134,6 @@ class Replay(Probe):
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
-
-
-class Replayed(BaseException):
-    """The saved forward was made again. Not an error, and no `except Exception` of the script may stop it.
-
-    Attributes:
-        origin: what was found this time.
-        said: what was found when the file was written.
-    """
-
-    def __init__(self, origin: Origin, said: str) -> None:
-        super().__init__(f"Run again, {sentence(origin)}.\nWhen it was saved, {said}.")
-        self.origin, self.said = origin, said
-
-    @property
-    def reproduced(self) -> bool:
-        """Whether a value that is not finite came again."""
-        return self.origin.phase not in NOWHERE
 
 
 def _plain(value: Any) -> Any:
