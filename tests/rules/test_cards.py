@@ -8,6 +8,7 @@ from halfstep.errors import UsageError
 from halfstep.findings.finding import Safety
 from halfstep.findings.registry import Rule, all_cards, all_rules, find_card, find_rule
 from halfstep.imagine.source import Source
+from halfstep.report.page import page
 from halfstep.report.pages import pages
 from halfstep.rules.settings import Settings
 
@@ -41,6 +42,26 @@ def test_fix_makes_the_example_silent_and_is_done_once(rule: Rule) -> None:
     ast.parse(once)
     assert _found(once, (rule,)) == []
     assert fixed(Source("example.py", once), (rule,), Settings(), safety) == once
+
+
+@pytest.mark.parametrize("rule", [r for r in RULES if r.card.fix is not Safety.SHOWN], ids=lambda rule: rule.card.name)
+def test_fixes_of_all_rules_leave_nothing_that_was_not_there(rule: Rule) -> None:
+    whole = fixed(Source("example.py", rule.card.example), RULES, Settings(), {Safety.SAFE, Safety.UNSAFE})
+    before = {name for name, _ in _found(rule.card.example)}
+    assert {name for name, _ in _found(whole)} <= before - {rule.card.name}
+
+
+def test_a_rule_has_a_fix_or_says_why_none() -> None:
+    assert [rule.card.name for rule in RULES if (rule.card.fix is Safety.SHOWN) != bool(rule.card.unfixed)] == []
+
+
+def test_page_says_how_a_fault_is_mended() -> None:
+    assert page(find_card("amp-closure-scaler")).endswith(
+        "## Fix\n\nBy hand. Two ways are right: BF16 without a scaler, or an optimizer without a closure.\n"
+    )
+    assert page(find_card("amp-scale-collapse")).endswith(
+        "## Fix\n\nBy hand. What only a measurement shows has no line that an edit could change.\n"
+    )
 
 
 def test_codes_and_names_are_unique() -> None:

@@ -20,6 +20,8 @@ class Card:
     instead: str
     since: str = "0.1.0"
     fix: Safety = Safety.SHOWN
+    unfixed: str = ""
+    """Why no edit mends the fault, where none does."""
     speakers: tuple[str, ...] = ("check", "watch")
     needs: tuple[str, ...] = ()
     """Measurements without which the rule is not asked."""

@@ -8,8 +8,9 @@ from halfstep.findings.finding import Safety
 _FIX = {
     Safety.SAFE: "`--fix` applies it: the numbers stay what they should be.",
     Safety.UNSAFE: "`--unsafe-fixes` applies it: it changes the numbers, which is its purpose.",
-    Safety.SHOWN: "By hand: more than one fix may be right.",
 }
+
+_MEASURED = "What only a measurement shows has no line that an edit could change."
 
 
 def page(card: Card) -> str:
@@ -38,5 +39,5 @@ def page(card: Card) -> str:
 
 ## Fix
 
-{_FIX[card.fix]}
+{_FIX.get(card.fix, f"By hand. {card.unfixed or _MEASURED}")}
 """

@@ -68,6 +68,32 @@ LEFT = {
         "/ dist.get_world_size()",
         "/ (dist.get_world_size() * 1.0)",
     ),
+    "the inputs are cast like the model": ("amp-half-params", "mse_loss(model(x), y)", "mse_loss(model(x.half()), y)"),
+    "the cast also moves": ("amp-pure-bf16-update-lost", "model.to(torch.bfloat16)", 'model.to("cuda", torch.bfloat16)'),
+    "two factors may be the rate": ("sched-lambda-absolute", "1e-3 * 0.99**step", "1e-3 * 0.01"),
+    "the loader has arguments that cannot be told apart": ("ddp-no-sampler", "shuffle=True)", "shuffle=True, **{})"),
+    "the seed is set before the model is wrapped": (
+        "ddp-same-seed",
+        "    model = DDP(model.cuda(), device_ids=[local_rank])\n    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n"
+        "    torch.manual_seed(1234)\n",
+        "    torch.manual_seed(1234)\n    model = DDP(model.cuda(), device_ids=[local_rank])\n"
+        "    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n",
+    ),
+    "the boundary is counted after the forward pass": (
+        "ddp-no-sync-off-by-one",
+        "            if (i + 1) % accumulate == 0 or i + 1 == len(loader):",
+        "            done = i + 1\n            if done % accumulate == 0 or done == len(loader):",
+    ),
+    "only one branch of the question runs backward": (
+        "ddp-no-sync-backward-only",
+        "            else:\n                loss.backward()",
+        "            else:\n                (loss * 1.0).backward()",
+    ),
+    "the loss is divided by another number than the window's": (
+        "accum-tail-underweighted",
+        "mse_loss(model(x), y) / accumulate",
+        "mse_loss(model(x), y) / 4",
+    ),
     "several statements on one line": (
         "clip-before-backward",
         "loss.backward()\n            optimizer",
@@ -82,6 +108,40 @@ def test_fault_is_left_where_no_edit_is_sure(case: str) -> None:
     before = example(rule).replace(old, new)
     assert before != example(rule)
     assert fix(rule, before) == before
+
+
+def test_unscaling_and_clipping_of_every_micro_batch_go_to_the_step_together() -> None:
+    before = example("amp-update-per-microbatch").replace(
+        "            scaler.scale(loss).backward()\n",
+        "            scaler.scale(loss).backward()\n            scaler.unscale_(optimizer)\n"
+        "            nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n",
+    )
+    inside = """i + 1 == len(loader):
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                scaler.step(optimizer)
+"""
+    assert inside in fix("amp-unscale-twice", before)
+
+
+def test_scaler_comes_to_a_function_that_is_given_the_optimizer_and_not_to_a_backward_pass_without_a_step() -> None:
+    before = (
+        example("amp-fp16-no-scaler").replace(
+            "def train(model, loader, epochs=2):\n    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n",
+            "def train(model, loader, optimizer, epochs=2):\n",
+        )
+        + """
+
+net = nn.Linear(2, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+train(net, torch.utils.data.DataLoader(data, batch_size=4), opt)
+net(torch.randn(3, 2)).mean().backward()
+"""
+    )
+    after = fix("amp-fp16-no-scaler", before)
+    assert "def train(model, loader, optimizer, epochs=2, *, scaler):\n" in after
+    assert 'scaler = torch.amp.GradScaler("cuda")\ntrain(net, ' in after
+    assert ", opt, scaler=scaler)\nnet(torch.randn(3, 2)).mean().backward()\n" in after
 
 
 def test_object_that_cannot_be_read_at_a_place_is_not_named_there() -> None:

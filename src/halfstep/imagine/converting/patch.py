@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 
+from halfstep.findings.finding import Edit
 from halfstep.imagine.converting.outcome import NotSure
 from halfstep.imagine.converting.syntax import Syntax, end_line, first_line
 
@@ -104,15 +105,28 @@ class Patch:
     def text(self) -> str:
         """The file after the edits."""
         raw = "\n".join(line.decode() for line in self.syntax.lines).encode()
-        pieces = sorted([*self._inserted(), *((start, 9, 0, end, text) for start, end, text in self._replaced)])
         out: list[bytes] = []
         position = 0
-        for start, _, _, end, text in pieces:
-            if start < position:
-                continue
+        for start, end, text in self._pieces():
             out += [raw[position:start], text.encode()]
-            position = max(end, start)
+            position = end
         return b"".join([*out, raw[position:]]).decode()
+
+    def edits(self) -> list[Edit]:
+        """The edits one by one, each at its lines and columns."""
+        return [Edit(*self._place(start), *self._place(end), text) for start, end, text in self._pieces()]
+
+    def _pieces(self) -> list[tuple[int, int, str]]:
+        """What is replaced by what, in bytes from the start of the file, in order; of what overlaps the first."""
+        found: list[tuple[int, int, str]] = []
+        for start, _, _, end, text in sorted([*self._inserted(), *((s, 9, 0, e, text) for s, e, text in self._replaced)]):
+            if not found or start >= found[-1][1]:
+                found.append((start, max(start, end), text))
+        return found
+
+    def _place(self, offset: int) -> tuple[int, int]:
+        line = next(n for n in range(len(self.syntax.lines), 0, -1) if self._offset(n) <= offset)
+        return line, len(self.syntax.lines[line - 1][: offset - self._offset(line)].decode())
 
     def _inserted(self) -> list[tuple[int, int, int, int, str]]:
         found: list[tuple[int, int, int, int, str]] = []

@@ -25,8 +25,8 @@ class Names:
     dtype: str
 
 
-def add_scaler(program: Program, patch: Patch, *, auto: bool) -> Names:
-    """Scale the loss; with `auto` only where BF16 is not native.
+def add_scaler(program: Program, patch: Patch, *, auto: bool, device: str = "") -> Names:
+    """Scale the loss; with `auto` only where BF16 is not native. The device is the model's where none is named.
 
     Raises:
         NotSure: the scaler cannot be brought to every place that needs it.
@@ -35,12 +35,15 @@ def add_scaler(program: Program, patch: Patch, *, auto: bool) -> Names:
     plain = program.syntax.fresh("scaler", "grad_scaler", "loss_scaler")
     dtype = program.syntax.fresh("amp_dtype", "autocast_dtype")
     names = Names(home.prefix + plain, home.prefix + dtype if auto else "torch.float16")
-    _make(program, patch, home, names, auto)
+    _make(program, patch, home, names, auto, device or device_type(program, home.function))
     carrier = Carrier(program, patch, home, (dtype, plain) if auto else (plain,))
-    for event in {e.stack: e for e in program.all(Backward, Step)}.values():
+    used = _used(program)
+    for event in {e.stack: e for e in [*used, *program.all(Step)]}.values():
         carrier.reach(event)
-    for call in backward_calls(program):
-        _scale(program, patch, call, names.scaler)
+    places = {backward.place for backward in used}
+    for call, backward in backward_calls(program).items():
+        if backward.place in places:
+            _scale(program, patch, call, names.scaler)
     _unscale(program, patch, home, names.scaler)
     for call in step_calls(program):
         _step(program, patch, call, names.scaler)
@@ -50,8 +53,21 @@ def add_scaler(program: Program, patch: Patch, *, auto: bool) -> Names:
     return names
 
 
-def _make(program: Program, patch: Patch, home: Home, names: Names, auto: bool) -> None:
-    device = device_type(program, home.function)
+def _used(program: Program) -> list[Backward]:
+    """The backward passes whose gradients a step uses; others, which only look at gradients, are not scaled."""
+    found: list[Backward] = []
+    for trace in program.traces:
+        waiting: list[Backward] = []
+        for event in trace.of(Backward, Step):
+            if isinstance(event, Backward):
+                waiting.append(event)
+            else:
+                found += waiting
+                waiting = []
+    return found
+
+
+def _make(program: Program, patch: Patch, home: Home, names: Names, auto: bool, device: str) -> None:
     if not auto:
         home.put(patch, f"{names.scaler} = torch.amp.GradScaler({device})")
         return

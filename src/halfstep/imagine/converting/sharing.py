@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 
-from halfstep.events.vocabulary import EpochBegin, Made
+from halfstep.events.vocabulary import EpochBegin
 from halfstep.imagine.converting.batches import batch_source
 from halfstep.imagine.converting.outcome import NotSure
 from halfstep.imagine.converting.patch import Patch
 from halfstep.imagine.converting.program import Program
 from halfstep.imagine.converting.references import origin_of
+from halfstep.imagine.converting.syntax import Syntax
 
 
 def share(program: Program, patch: Patch) -> None:
@@ -26,34 +27,39 @@ def share(program: Program, patch: Patch) -> None:
     call = program.syntax.call_at(made.place) if made is not None else None
     if made is None or call is None:
         raise NotSure("the loader is not made in this file, so its data cannot be shared out", source.lineno)
-    _sample(program, patch, made, call)
+    if made.facts.get("iterable"):
+        raise NotSure("the data set is a stream, which must divide itself over the ranks", call.lineno)
+    add_sampler(program.syntax, patch, call)
     for event in {e.loops[-1].place: e for e in begun if e.loops}.values():
         _tell_epoch(program, patch, source, event)
 
 
-def _sample(program: Program, patch: Patch, made: Made, call: ast.Call) -> None:
+def add_sampler(syntax: Syntax, patch: Patch, call: ast.Call) -> None:
+    """Give a loader a `DistributedSampler` in place of its shuffling.
+
+    Raises:
+        NotSure: its arguments do not allow one.
+    """
     keywords = {k.arg: k for k in call.keywords}
-    if made.facts.get("iterable"):
-        raise NotSure("the data set is a stream, which must divide itself over the ranks", call.lineno)
     if len(call.args) > 2 or {"sampler", "batch_sampler", None} & set(keywords):
         raise NotSure("the loader has a sampler of its own or arguments that cannot be told apart", call.lineno)
     dataset = call.args[0] if call.args else keywords["dataset"].value if "dataset" in keywords else None
     if dataset is None:
         raise NotSure("the loader has no data set that can be seen", call.lineno)
-    text = program.syntax.text
-    sampler = program.syntax.fresh("train_sampler", "distributed_sampler")
+    text = syntax.text
+    sampler = syntax.fresh("train_sampler", "distributed_sampler")
     lines: list[str] = []
     if not isinstance(dataset, (ast.Name, ast.Attribute)):
         if "\n" in text(dataset):
             raise NotSure("the data set is made within the loader's arguments, over several lines", call.lineno)
-        name = program.syntax.fresh("train_dataset", "train_data")
+        name = syntax.fresh("train_dataset", "train_data")
         lines.append(f"{name} = {text(dataset)}")
         patch.replace(dataset, name)
     else:
         name = text(dataset)
     shuffle = keywords.get("shuffle")
     lines.append(f"{sampler} = DistributedSampler({name}, shuffle={text(shuffle.value) if shuffle is not None else 'False'})")
-    patch.before(program.syntax.statement(call), *lines)
+    patch.before(syntax.statement(call), *lines)
     if shuffle is not None:
         patch.replace(shuffle, f"sampler={sampler}")
     else:

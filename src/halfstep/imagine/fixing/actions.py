@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from halfstep.findings.finding import Edit, Fix, FixRequest, Safety
+from halfstep.imagine.converting.outcome import NotSure
 from halfstep.imagine.edits import Editor
-from halfstep.imagine.fixing import adding, calling, moving, precision, spelling, windows, wrapping
+from halfstep.imagine.fixing import adding, calling, converting, moving, precision, spelling, windows, wrapping
 
 Action = Callable[[Editor, FixRequest], "list[Edit] | None"]
 ACTIONS: dict[str, Action] = {
@@ -20,19 +21,25 @@ ACTIONS: dict[str, Action] = {
         calling.call_wrapper,
         calling.count_batches,
         calling.detach,
+        calling.drop_factor,
         calling.drop_keyword,
         calling.exchange,
         calling.keyword,
         calling.list_parameters,
         calling.undivide,
+        converting.scale,
+        converting.share,
         moving.delete_again,
         moving.delete_early,
         moving.hoist,
         moving.move_after,
+        moving.move_all_into,
         moving.move_before,
         moving.move_into,
         moving.move_into_before,
         precision.device_of_model,
+        precision.keep_fp32,
+        precision.seed_of_rank,
         precision.seed_of_worker,
         precision.to_float,
         precision.with_logits,
@@ -47,11 +54,14 @@ ACTIONS: dict[str, Action] = {
         windows.count_from_one,
         windows.count_steps,
         windows.divide,
+        windows.divide_by_window,
         windows.step_at_end,
         wrapping.first_rank,
         wrapping.no_grad,
         wrapping.no_sync,
+        wrapping.sync_at_step,
         wrapping.unless_skipped,
+        wrapping.widen_no_sync,
     )
 }
 
@@ -60,7 +70,10 @@ def fix_of(editor: Editor, request: FixRequest, safety: Safety) -> Fix | None:
     """The fix that a rule asks for, or None where the text does not allow a sure edit."""
     if request.place.line > len(editor.lines) or (request.other is not None and request.other.path != request.place.path):
         return None
-    edits = ACTIONS[request.action](editor, request)
+    try:
+        edits = ACTIONS[request.action](editor, request)
+    except NotSure:
+        return None
     return Fix(tuple(edits), safety, request.action) if edits else None
 
 

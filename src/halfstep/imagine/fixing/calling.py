@@ -138,3 +138,23 @@ def count_batches(editor: Editor, request: FixRequest) -> list[Edit] | None:
         return None
     data = length.args[0]
     return [editor.swap(data, editor.syntax.text(data.value))] if data.attr == "dataset" else None
+
+
+def drop_factor(editor: Editor, request: FixRequest) -> list[Edit] | None:
+    """The function of a `LambdaLR` returns `factor` where it returned `rate * factor`."""
+    call = editor.call(request.place)
+    given = [*call.args[1:], *(k.value for k in call.keywords if k.arg == "lr_lambda")] if call is not None else []
+    body = given[0].body if given and isinstance(given[0], ast.Lambda) else None
+    if not isinstance(body, ast.BinOp) or not isinstance(body.op, ast.Mult):
+        return None
+    rates = [n for n in (body.left, body.right) if _is_rate(n)]
+    if len(rates) != 1:
+        return None
+    return [editor.swap(body, editor.syntax.text(body.right if rates[0] is body.left else body.left))]
+
+
+def _is_rate(node: ast.expr) -> bool:
+    """Whether a factor is a learning rate: a small number, or a name that says so."""
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, float) and 0 < node.value <= 0.1
+    return isinstance(node, (ast.Name, ast.Attribute)) and bool(re.search(r"(^|[._])(lr|learning_rate)$", ast.unparse(node)))

@@ -74,6 +74,17 @@ def move_into_before(editor: Editor, request: FixRequest) -> list[Edit] | None:
     return _moved(editor, statement, editor.before(target, *_lines(editor, statement)))
 
 
+def move_all_into(editor: Editor, request: FixRequest) -> list[Edit] | None:
+    """A statement, and those from it to the `if` that holds another, go to the beginning of that `if`."""
+    inner = _inner(editor, request)
+    block, index, target = _within(editor, _simple(editor, request.place), request.other)
+    moved = block[index:target]
+    if inner is None or not moved or not all(isinstance(s, ast.Expr) and _whole(editor, s) for s in moved):
+        return None
+    lines = [line for statement in moved for line in _lines(editor, statement)]
+    return [editor.before(inner[0], *lines), *(editor.cut(statement) for statement in moved)]
+
+
 def hoist(editor: Editor, request: FixRequest) -> list[Edit] | None:
     """What a loop makes anew in every turn is made before the loop, if nothing of it depends on the turn."""
     statement = _simple(editor, request.place)

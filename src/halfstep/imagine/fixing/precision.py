@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from halfstep.findings.finding import Edit, FixRequest
 from halfstep.imagine.edits import Editor
 from halfstep.imagine.facts import imported_names
-from halfstep.imagine.fixing.naming import sees
+from halfstep.imagine.fixing.naming import distributed, sees
 
 
 def with_logits(editor: Editor, request: FixRequest) -> list[Edit] | None:
@@ -81,3 +82,42 @@ def seed_of_worker(editor: Editor, request: FixRequest) -> list[Edit] | None:
     if call is None or len(call.args) != 1 or imported_names(editor.syntax.tree).get("torch") != "torch":
         return None
     return [editor.swap(call.args[0], "torch.initial_seed() % 2**32")]
+
+
+def seed_of_rank(editor: Editor, request: FixRequest) -> list[Edit] | None:
+    """Each rank draws from a seed of its own, where the model was wrapped (`other`) before the seed is set."""
+    call, wrapped, module = editor.call(request.place), editor.statement(request.other), distributed(editor)
+    statement = editor.statement(request.place)
+    if call is None or statement is None or wrapped is None or module is None or len(call.args) != 1 or call.keywords:
+        return None
+    block, index = editor.syntax.block(wrapped)
+    seed = call.args[0]
+    if statement not in block[index + 1 :] or not isinstance(seed, (ast.Constant, ast.Name, ast.Attribute)):
+        return None
+    return [editor.swap(seed, f"{editor.syntax.text(seed)} + {module}.get_rank()")]
+
+
+def keep_fp32(editor: Editor, request: FixRequest) -> list[Edit] | None:
+    """The model in the text is not cast to half precision, where nothing else of the program is cast to fit it."""
+    casts = [n for n in ast.walk(editor.syntax.tree) if isinstance(n, ast.Call) and _casts(n)]
+    if len(casts) != 1 or len(casts[0].args) + len(casts[0].keywords) > 1 or not isinstance(casts[0].func, ast.Attribute):
+        return None
+    call, model = casts[0], casts[0].func.value
+    statement = editor.syntax.statement(call)
+    named = ast.unparse(model).rsplit(".", 1)[-1] == request.text
+    targets = [ast.unparse(t) for t in statement.targets] if isinstance(statement, ast.Assign) and statement.value is call else []
+    if not named and request.text not in targets:
+        return None
+    if targets == [ast.unparse(model)] or (isinstance(statement, ast.Expr) and statement.value is call):
+        alone = editor.syntax.has_lines_alone(statement) and len(editor.syntax.block(statement)[0]) > 1
+        return [editor.cut(statement)] if alone else None
+    return [editor.swap(call, editor.syntax.text(model))]
+
+
+HALF = re.compile(r"(^|\.)(half|float16|bfloat16)$")
+
+
+def _casts(call: ast.Call) -> bool:
+    """Whether a call casts to half precision, by its name or its arguments."""
+    values = [*call.args, *(k.value for k in call.keywords)]
+    return any(HALF.search(ast.unparse(n)) for n in (call.func, *values) if isinstance(n, (ast.Attribute, ast.Name)))

@@ -15,8 +15,8 @@ def step_at_end(editor: Editor, request: FixRequest) -> list[Edit] | None:
     found = _boundary(editor, request)
     if found is None:
         return None
-    guard, _, counted, start, loader = found
-    if _remainder(guard.test) is None or start not in (0, 1):
+    guard, loop, counted, start, loader = found
+    if _remainder(guard.test) is None or start not in (0, 1) or _is_repeated(guard, loop):
         return None
     last = f"{counted} + 1" if start == 0 else counted
     return [editor.swap(guard.test, f"{editor.syntax.text(guard.test)} or {last} == len({loader})")]
@@ -27,10 +27,16 @@ def count_from_one(editor: Editor, request: FixRequest) -> list[Edit] | None:
     found = _boundary(editor, request)
     if found is None:
         return None
-    guard, _, counted, start, _ = found
+    guard, loop, counted, start, _ = found
     parts = guard.test.values if isinstance(guard.test, ast.BoolOp) and isinstance(guard.test.op, ast.Or) else [guard.test]
     counts = [m.left for m in map(_remainder, parts) if m is not None]
-    if start != 0 or len(counts) != 1 or not isinstance(counts[0], ast.Name) or counts[0].id != counted:
+    if (
+        start != 0
+        or len(counts) != 1
+        or _is_repeated(guard, loop)
+        or not isinstance(counts[0], ast.Name)
+        or counts[0].id != counted
+    ):
         return None
     return [editor.swap(counts[0], f"({counted} + 1)")]
 
@@ -57,6 +63,25 @@ def divide(editor: Editor, request: FixRequest) -> list[Edit] | None:
     if isinstance(loss, (ast.Name, ast.Attribute, ast.Call)):
         return [editor.swap(loss, f"({editor.syntax.text(loss)} / {size})")]
     return None
+
+
+def divide_by_window(editor: Editor, request: FixRequest) -> list[Edit] | None:
+    """The loss is divided by the micro-batches that its window has: fewer in the last one, which the step (`other`) ends."""
+    found = _boundary(editor, FixRequest("", request.other)) if request.other else None
+    node = next((n for n in editor.syntax.nodes_at(request.place) if isinstance(n, (ast.BinOp, ast.AugAssign))), None)
+    if found is None or node is None:
+        return None
+    guard, loop, counted, start, loader = found
+    size = node.right if isinstance(node, ast.BinOp) else node.value
+    sizes = [m.right for m in map(_remainder, ast.walk(guard.test)) if m is not None]
+    if len(sizes) != 1 or ast.unparse(sizes[0]) != ast.unparse(size) or read_names(size) & bound_names(loop):
+        return None
+    if start not in (0, 1) or not isinstance(size, (ast.Name, ast.Attribute, ast.Constant)):
+        return None
+    if editor.syntax.function(node) is not editor.syntax.function(loop):
+        return None
+    text, turn = editor.syntax.text(size), counted if start == 0 else f"({counted} - 1)"
+    return [editor.swap(size, f"min({text}, len({loader}) - {turn} // {text} * {text})")]
 
 
 LENGTHS = ("total_iters", "T_max", "total_steps", "num_training_steps")
@@ -91,7 +116,7 @@ def _remainder(node: ast.AST) -> ast.BinOp | None:
 
 
 def _boundary(editor: Editor, request: FixRequest) -> tuple[ast.If, ast.For, str, int, str] | None:
-    """The `if` around a step, and the loop over `enumerate(loader)` around that; only where no other test repeats it."""
+    """The `if` around a step, the loop over `enumerate(loader)` around that, its counter from where, and its loader."""
     step = editor.statement(request.place)
     guard = editor.syntax.parents.get(step) if step is not None else None
     loop = editor.syntax.parents.get(guard) if guard is not None else None
@@ -103,16 +128,12 @@ def _boundary(editor: Editor, request: FixRequest) -> tuple[ast.If, ast.For, str
     source, index = call.args[0] if call.args else None, target.elts[0]
     given = [*call.args[1:], *(k.value for k in call.keywords)]
     start = given[0].value if given and isinstance(given[0], ast.Constant) else None if given else 0
-    others = [n for n in ast.walk(loop) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod) and not _within(guard.test, n)]
-    if (
-        not isinstance(source, (ast.Name, ast.Attribute))
-        or not isinstance(index, ast.Name)
-        or not isinstance(start, int)
-        or others
-    ):
+    if not isinstance(source, (ast.Name, ast.Attribute)) or not isinstance(index, ast.Name) or not isinstance(start, int):
         return None
     return guard, loop, index.id, start, editor.syntax.text(source)
 
 
-def _within(outer: ast.AST, inner: ast.AST) -> bool:
-    return any(node is inner for node in ast.walk(outer))
+def _is_repeated(guard: ast.If, loop: ast.For) -> bool:
+    """Whether another test of the loop counts in windows as well, and would go on as before."""
+    own = set(ast.walk(guard.test))
+    return any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod) and n not in own for n in ast.walk(loop))

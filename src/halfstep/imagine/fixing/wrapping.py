@@ -59,6 +59,48 @@ def no_sync(editor: Editor, request: FixRequest) -> list[Edit] | None:
     return [*_import(editor), *edits] if edits is not None and "\n" not in header else None
 
 
+def sync_at_step(editor: Editor, request: FixRequest) -> list[Edit] | None:
+    """What is not reduced (`place`) is decided by the question that leads to the step (`other`)."""
+    step = editor.statement(request.other)
+    guard = editor.syntax.parents.get(step) if step is not None else None
+    choice = next((n for n in editor.syntax.nodes_at(request.place) if isinstance(n, ast.IfExp)), None)
+    if step is None or choice is None or not isinstance(guard, ast.If) or step not in guard.body:
+        return None
+    statement, test = editor.syntax.statement(choice), editor.syntax.text(guard.test)
+    block, index = editor.syntax.block(guard)
+    led = next((i for b, i in editor.syntax.blocks_up(statement) if b is block and i < index), None)
+    if led is None or "\n" in test or set().union(*(bound_names(s) for s in block[led:index])) & read_names(guard.test):
+        return None
+    one, other = editor.syntax.text(choice.body), editor.syntax.text(choice.orelse)
+    quiet, reduced = (one, other) if one.endswith(".no_sync()") else (other, one)
+    return [editor.swap(choice, f"{reduced} if {test} else {quiet}")] if quiet.endswith(".no_sync()") else None
+
+
+def widen_no_sync(editor: Editor, request: FixRequest) -> list[Edit] | None:
+    """`no_sync()` around a backward pass holds the forward passes of the model in the text as well."""
+    backward = editor.statement(request.place)
+    inner = editor.syntax.parents.get(backward) if backward is not None else None
+    if backward is None or not isinstance(inner, ast.With) or inner.body != [backward] or len(inner.items) != 1:
+        return None
+    context, outer = editor.syntax.text(inner.items[0].context_expr), editor.syntax.parents[inner]
+    held: ast.stmt = inner
+    if isinstance(outer, ast.If) and outer.body == [inner]:
+        if [ast.unparse(s) for s in outer.orelse] != [ast.unparse(backward)]:
+            return None
+        held, context = outer, f"{context} if {editor.syntax.text(outer.test)} else nullcontext()"
+    block, index = editor.syntax.block(held)
+    first = next((i for i in range(index) if _calls(block[i], request.text)), None)
+    if first is None or "\n" in context or not editor.syntax.has_lines_alone(held):
+        return None
+    if set().union(*(bound_names(s) for s in block[first:index])) & read_names(held.test if isinstance(held, ast.If) else inner):
+        return None
+    edits = wrapped(editor, block[first], block[index - 1], f"with {context}:")
+    inside = f"{editor.syntax.indent(held)}{editor.syntax.unit(held)}{editor.syntax.text(backward)}\n"
+    put = Edit(first_line(held), 0, end_line(held) + 1, 0, inside)
+    needed = _import(editor) if "nullcontext" in context else []
+    return [*needed, *edits, put] if edits is not None else None
+
+
 def _calls(statement: ast.stmt, model: str) -> bool:
     return any(isinstance(n, ast.Call) and ast.unparse(n.func) == model for n in ast.walk(statement))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Made
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS411",
@@ -45,6 +45,7 @@ def train(model, loader, epochs=2):
             optimizer.step()
             scheduler.step()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -52,4 +53,6 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     """Schedules that return the base rate at their start, or a product with it."""
     for event in trace.of(Made):
         if event.what.kind == "scheduler" and event.facts.get("absolute"):
-            yield Found(event.place, "this function returns a learning rate; `LambdaLR` multiplies by it: return the factor only")
+            fix = FixRequest("drop-factor", event.place) if event.place is not None else None
+            what = "this function returns a learning rate; `LambdaLR` multiplies by it: return the factor only"
+            yield Found(event.place, what, fix)

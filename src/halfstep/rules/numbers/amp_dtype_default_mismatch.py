@@ -51,6 +51,7 @@ def train(model, loader, dtype="bfloat16", epochs=2):
             scaler.step(optimizer)
             scaler.update()
 """,
+    unfixed=("How the option spells its precisions is for its program to say."),
 )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Backward, Step
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 from halfstep.rules.listening import hear
 
 CARD = Card(
@@ -48,6 +48,7 @@ def train(model, loader, epochs=2):
             scaler.step(optimizer)
             scaler.update()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -61,4 +62,6 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             half = [r for r in backward.forward_regions if r.enabled and r.dtype == "float16"]
             by_hand = any(d.value is not None and d.value < 1 for d in backward.divisors)
             if half and not by_hand and backward.scaler is None and not backward.by_framework and backward.place not in scaled:
-                yield Found(half[0].place, "FP16 autocast is trained without a GradScaler")
+                place, device = half[0].place, half[0].device
+                fix = FixRequest("scale", place, device) if place is not None and device else None
+                yield Found(place, "FP16 autocast is trained without a GradScaler", fix)

@@ -56,6 +56,7 @@ def train(model, loader, epochs=2):
             scaler.step(optimizer)
             scaler.update()
 """,
+    unfixed=("Which of the gradients belong to the penalty, and in which power, is in the formula only."),
 )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Backward, Event, Place, Ref, Step
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS110",
@@ -45,6 +45,7 @@ def train(model, loader, epochs=2):
             nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -53,7 +54,9 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     for event in trace.of(Step, Backward):
         for model in event.half_params:
             if not (isinstance(event, Backward) and event.by_framework):
-                yield Found(_place(trace, model, event), f"`{model.name}` is trained with parameters stored in FP16")
+                place = _place(trace, model, event)
+                fix = FixRequest("keep-fp32", place, model.name) if place is not None else None
+                yield Found(place, f"`{model.name}` is trained with parameters stored in FP16", fix)
 
 
 def _place(trace: Trace, model: Ref, event: Event) -> Place | None:

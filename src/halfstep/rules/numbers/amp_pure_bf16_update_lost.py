@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Place, Step
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS121",
@@ -45,6 +45,7 @@ def train(model, loader, epochs=2):
             nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -57,5 +58,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
                 cast = trace.fact(model, "cast at")
                 place = cast if isinstance(cast, Place) else event.place
                 yield Found(
-                    place, f"`{model.name}` is trained with parameters stored in bfloat16: small updates are rounded away"
+                    place,
+                    f"`{model.name}` is trained with parameters stored in bfloat16: small updates are rounded away",
+                    FixRequest("keep-fp32", place, model.name) if place is not None else None,
                 )

@@ -57,6 +57,7 @@ def train(model, loader, epochs=2):
             scaler.step(optimizer)
             scaler.update()
 """,
+    unfixed=("What should be read, and whether something unscales later, depends on what the number is for."),
 )
 
 

@@ -67,6 +67,7 @@ def train(model, rows, epochs=2):
             nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
 """,
+    unfixed=("The batch must then be moved in the loop, to the device and in the form that it needs there."),
 )
 
 

@@ -47,6 +47,7 @@ def train(model, loader, epochs=2):
             loss.backward()
             optimizer.step()
 """,
+    unfixed=("The region must begin anew in every turn, around forward and loss: `halfstep convert` does that when it is gone."),
 )
 
 

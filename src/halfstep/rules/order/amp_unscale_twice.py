@@ -8,7 +8,7 @@ from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Ref, Step, Unscale
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
-from halfstep.rules.listening import hear
+from halfstep.rules.listening import hear, into_window
 
 CARD = Card(
     code="HS102",
@@ -71,6 +71,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             account = accounts[event.optimizer]
             if event.optimizer in first and account.pending and account.pending[0].serial < first[event.optimizer].serial:
                 before = first[event.optimizer].place
-                fix = FixRequest("delete-again", event.place, other=before) if event.place and before != event.place else None
+                again = FixRequest("delete-again", event.place, other=before) if event.place is not None else None
+                fix = again if before != event.place else into_window(trace, event, event.optimizer, "move-all-into")
                 yield Found(event.place, f"gradients of `{event.optimizer.name}` are unscaled a second time", fix)
             first[event.optimizer] = event

@@ -44,6 +44,7 @@ def train(model, loader, epochs=2):
             optimizer.step()
         scheduler.step()
 """,
+    unfixed=("Whether its length counts updates or epochs is not known, and so where it should move."),
 )
 
 

@@ -49,6 +49,7 @@ def train(model, loader, epochs=2):
             optimizer.step()
         scheduler.step()
 """,
+    unfixed=("Either the length or the place where the scheduler moves may be what was meant."),
 )
 
 

@@ -88,6 +88,9 @@ def train(model, dataset, val_set, epochs=2):
         if dist.get_rank() == 0:
             print(total / len(val_loader))
 """,
+    unfixed=(
+        "How a metric is put together from the parts of the ranks (sum, mean by samples, all predictions) depends on the metric."
+    ),
 )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Backward, EpochBegin, Made, Ref
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS502",
@@ -65,6 +65,7 @@ def train(model, dataset, epochs=2):
             nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -80,7 +81,8 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         split = isinstance(tags, frozenset) and tags & {"rank", "strided"}
         if facts.get("iterable") or facts.get("open arguments") or split or made.what.escaped or not _trained(trace, made.what):
             continue
-        yield Found(made.place, f"`{made.what.name or 'this loader'}` is not split over the ranks, but trains a DDP model")
+        fix = FixRequest("share", made.place) if made.place is not None else None
+        yield Found(made.place, f"`{made.what.name or 'this loader'}` is not split over the ranks, but trains a DDP model", fix)
 
 
 def _trained(trace: Trace, loader: Ref) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import NoSyncEnter, Step
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 from halfstep.rules.listening import hear
 
 CARD = Card(
@@ -77,6 +77,7 @@ def train(model, dataset, accumulate=4, epochs=2):
                 optimizer.step()
                 optimizer.zero_grad()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -96,5 +97,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
                 and enter is not None
             ):
                 yield Found(
-                    enter.place, "the micro-batch before the step is not synchronised: the ranks step with their own gradients"
+                    enter.place,
+                    "the micro-batch before the step is not synchronised: the ranks step with their own gradients",
+                    FixRequest("sync-at-step", enter.place, other=event.place) if enter.place is not None else None,
                 )

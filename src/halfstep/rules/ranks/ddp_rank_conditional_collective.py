@@ -71,6 +71,7 @@ def train(model, dataset, epochs=2):
             optimizer.step()
         dist.barrier()
 """,
+    unfixed=("Either all ranks should call it, or none: the text does not say which."),
 )
 
 

@@ -75,6 +75,7 @@ def train(model, dataset, epochs=2):
             loss.backward()
             optimizer.step()
 """,
+    unfixed=("The ranks must agree by a collective of what they skip, and on what becomes of a batch that only some find bad."),
 )
 
 

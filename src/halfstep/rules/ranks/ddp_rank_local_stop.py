@@ -73,6 +73,7 @@ def train(model, dataset, epochs=2):
         if stop.item():
             break
 """,
+    unfixed=("One rank must decide and tell the others, and which number decides is for the author to say."),
 )
 
 

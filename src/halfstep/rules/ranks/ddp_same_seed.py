@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Backward, RandomDraw, Seed
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 from halfstep.rules.listening import call_site
 
 CARD = Card(
@@ -70,6 +70,7 @@ def train(model, dataset, epochs=2):
             nn.functional.mse_loss(model(x + torch.randn_like(x)), y).backward()
             optimizer.step()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -83,4 +84,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     draws = [e for e in trace.of(RandomDraw) if len(e.loops) > outer and any(t.loop in turns for t in e.loops)]
     if seeds and draws and all(s.constant for s in seeds):
         backward = next(b for b in trace.of(Backward) if b.ddp)
-        yield Found(call_site(seeds[-1], backward), "all ranks draw the same random numbers: add the rank to the seed")
+        place = call_site(seeds[-1], backward)
+        wrapper = trace.made(backward.ddp[0])
+        fix = FixRequest("seed-of-rank", place, other=wrapper.place) if place is not None and wrapper is not None else None
+        yield Found(place, "all ranks draw the same random numbers: add the rank to the seed", fix)

@@ -69,6 +69,7 @@ def train(model, dataset, epochs=2):
             nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
 """,
+    unfixed=("Batches can be dropped, repeated, or waited for with `join()`: each trains on something else."),
 )
 
 

@@ -52,6 +52,7 @@ def train(model, loader, epochs=2):
             optimizer.step()
             total += loss.detach()
 """,
+    unfixed=("Whoever reads the number would have to take a tensor, and read it now and then."),
 )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Backward
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
 CARD = Card(
     code="HS507",
@@ -78,6 +78,7 @@ def train(model, dataset, accumulate=4, epochs=2):
                 optimizer.step()
                 optimizer.zero_grad()
 """,
+    fix=Safety.SAFE,
 )
 
 
@@ -85,4 +86,6 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     """An unsynchronised backward pass of a synchronised forward pass."""
     for event in trace.of(Backward):
         if event.in_no_sync and event.forward_in_no_sync is False and (event.ddp or event.models):
-            yield Found(event.place, "`no_sync()` has no effect here: the forward pass ran outside of it")
+            model = next(iter(event.ddp or event.models)).name
+            fix = FixRequest("widen-no-sync", event.place, model) if event.place is not None else None
+            yield Found(event.place, "`no_sync()` has no effect here: the forward pass ran outside of it", fix)

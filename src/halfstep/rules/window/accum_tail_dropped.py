@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Backward, EpochBegin, EpochEnd, Event, Fetch, Place, Ref, RunEnd, Step, ZeroGrad
+from halfstep.events.vocabulary import Backward, EpochBegin, EpochEnd, Event, Fetch, Made, Place, Ref, RunEnd, Step, ZeroGrad
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
-from halfstep.rules.listening import accumulation, hear, optimizers
+from halfstep.rules.listening import accumulation, hear, optimizers, windows
 
 CARD = Card(
     code="HS203",
@@ -60,9 +61,11 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         if way is None or not way.guarded:
             continue
         ended: EpochEnd | None = None
+        followed = _followed(trace, optimizer)
+        trained = {b.place for w in windows(trace, optimizer) if w.step is not None for b in w.backwards}
         for event, accounts in hear(trace):
-            pending = [] if optimizer not in accounts else accounts[optimizer].pending
-            if isinstance(event, EpochEnd) and pending and _inside(pending[-1], event):
+            pending = [] if optimizer not in accounts or event.serial > followed else accounts[optimizer].pending
+            if isinstance(event, EpochEnd) and pending and pending[-1].place in trained and _inside(pending[-1], event):
                 ended = event
             elif isinstance(event, Step) and event.optimizer == optimizer:
                 ended = None
@@ -74,6 +77,12 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
                         _fix(trace, ended, _guard(trace, optimizer)),
                     )
                 ended = None
+
+
+def _followed(trace: Trace, optimizer: Ref) -> float:
+    """When another optimizer took this one's place: the function that makes it was called again, with the same model."""
+    made = (m for m in trace.of(Made) if m.what.kind == "optimizer" and m.what.name == optimizer.name)
+    return min((m.serial for m in made if m.what.number > optimizer.number), default=math.inf)
 
 
 def _never_used(trace: Trace, optimizer: Ref) -> Iterator[Found]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
 from halfstep.findings.card import Card
-from halfstep.findings.finding import Found, Severity
+from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 from halfstep.rules.listening import accumulation, optimizers, windows
 
 CARD = Card(
@@ -46,6 +46,7 @@ def train(model, loader, accumulate=4, epochs=2):
                 optimizer.step()
                 optimizer.zero_grad()
 """,
+    fix=Safety.UNSAFE,
 )
 
 
@@ -59,5 +60,8 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             continue
         for window in windows(trace, optimizer):
             for backward in window.backwards if window.step is not None and window.size < way.size else ():
-                if any(d.value == way.size for d in backward.divisors):
-                    yield Found(backward.place, f"a window of {window.size} is divided by {way.size}")
+                divided = next((d for d in backward.divisors if d.value == way.size), None)
+                if divided is not None and window.step is not None:
+                    place = divided.place
+                    fix = FixRequest("divide-by-window", place, other=window.step.place) if place is not None else None
+                    yield Found(backward.place, f"a window of {window.size} is divided by {way.size}", fix)
