@@ -28,7 +28,6 @@ from halfstep.errors import UsageError
 UPDATES = 3
 """Updates before the kill, and again after it; an epoch has two windows, so that the kill falls in the midst of one."""
 SAVED, ENDED, MOVED, REFUSED = "killed", "ended.pt", "moved", "refused.txt"
-RATE = 1e-4
 
 
 class _Batches(Dataset[Any]):

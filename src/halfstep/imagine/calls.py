@@ -32,7 +32,6 @@ from halfstep.imagine.values import (
 )
 
 MODULE_BASES = ("Module", "LightningModule", "PreTrainedModel", "ModelMixin", "Sequential")
-EMPTY = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
 
 
 class Calls(Forwards):

@@ -35,7 +35,6 @@ from halfstep.imagine.values import (
 )
 
 BUILTINS = frozenset(dir(builtins))
-MAX_ITEMS = 64
 UNUSUAL = re.compile(r"inf|nan|bad|skip|over|stop|done|fail|err", re.I)
 """What people call conditions on data that seldom hold; of others (`not keep.any()`) the negation is what seldom holds."""
 

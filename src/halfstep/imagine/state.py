@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from halfstep.imagine.project import Project
 
 MICRO_BATCHES = 9
-EPOCHS = 2
 ACCUMULATION = 4
 WHOLE_WINDOWS = 24
 """Long counts are shortened by whole multiples of this, so that windows of 2, 3, 4, 6, 8 and 12 keep their phase."""
@@ -78,7 +77,6 @@ class Reach:
     """Optimizers to be found at the end: those that hold parameters of these models."""
 
     models: frozenset[Thing]
-    everything: bool = False
 
 
 @dataclass(slots=True)
@@ -120,8 +118,6 @@ class State:
     scope: Scope = field(default_factory=lambda: Scope({}))
     module: Module = field(default_factory=lambda: Module("", "", ast.Module([], [])))
     memo: dict[object, Value] = field(default_factory=dict)
-    fired: set[str] = field(default_factory=set)
-    assert_depth: int = 0
 
     # --- to be provided by the interpreter ---
 

@@ -91,7 +91,6 @@ class Tensor:
     copied: Place | None = None
     retained: frozenset[int] = frozenset()
     name: str = ""
-    probability: bool = False
     rows: int | None = None
     """Its first dimension, where the program says so."""
 

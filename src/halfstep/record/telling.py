@@ -55,8 +55,6 @@ class _Open:
     index: int
     outer: tuple[Turn, ...]
     turn: int
-    announced: bool
-    """Begun by a loader that says itself where it begins and ends."""
 
 
 class _Teller:
@@ -106,7 +104,7 @@ class _Teller:
                 name = items_name(turn.place)
                 loader = Ref("loader", -turn.place.line, name, turn.place)
                 index = self.passes[name] = self.passes.get(name, -1) + 1
-                loop = self.open[turn.loop] = _Open(loader, index, loops[:depth], -1, False)
+                loop = self.open[turn.loop] = _Open(loader, index, loops[:depth], -1)
                 yield EpochBegin(
                     loader=loader, index=index, function=draft.here.function, place=turn.place, loops=self.mapped(loops[:depth])
                 )
@@ -127,7 +125,7 @@ class _Teller:
         if draft.kind is Fetch and here.loops and here.loops[-1].loop in self.fed:
             loader = draft.fields["loader"]
             self.open.setdefault(
-                here.loops[-1].loop, _Open(loader, self.epochs.get(loader, 0), here.loops[:-1], here.loops[-1].index, True)
+                here.loops[-1].loop, _Open(loader, self.epochs.get(loader, 0), here.loops[:-1], here.loops[-1].index)
             )
         return draft.kind(place=here.place, stack=here.stack, loops=self.mapped(here.loops), **draft.fields)
 

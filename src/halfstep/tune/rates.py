@@ -12,8 +12,6 @@ from halfstep.config.choice import Choice
 from halfstep.measure.stats import Measured, summarize
 
 MULTIPLES = (1.0, 1.25, 1.5)
-SEEDS = 5
-"""By chance alone one rate is below another in all five of them once in 32 times."""
 FEWEST_SEEDS = 3
 LAST_SHARE = 0.2
 """Of a short run's losses, those that are averaged."""

@@ -50,11 +50,6 @@ class Patch:
     _said: set[tuple[object, ...]] = field(default_factory=set)
     _dropped: set[int] = field(default_factory=set)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing would change."""
-        return not (self._wraps or self._lines or self._replaced)
-
     def before(self, statement: ast.stmt, *texts: str, inside: bool = False) -> None:
         """Put lines before a statement; `inside` a block that begins with it, else outside."""
         self._alone(statement)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from halfstep.events.vocabulary import Backward, Clip, Event, Forward, Loss, Place, SchedulerStep, Step
+from halfstep.events.vocabulary import Backward, Clip, Event, Forward, Loss, SchedulerStep, Step
 from halfstep.imagine.converting.outcome import NotSure
 from halfstep.imagine.converting.program import Program
-from halfstep.imagine.converting.syntax import Block, FunctionNode, bound_names, end_line, first_line, read_names
+from halfstep.imagine.converting.syntax import Block, FunctionNode, bound_names, read_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +154,3 @@ def step_calls(program: Program) -> dict[ast.Call, Step]:
             raise NotSure("the optimizer's step is not a statement of its own", call.lineno)
         found.setdefault(call, event)
     return found
-
-
-def lies_in(place: Place | None, statement: ast.stmt) -> bool:
-    """Whether a place stands within a statement."""
-    return place is not None and first_line(statement) <= place.line <= end_line(statement)

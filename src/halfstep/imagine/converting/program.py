@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from halfstep.events.trace import Trace
-from halfstep.events.vocabulary import Backward, Event, Forward, Loss, Made, Place, Step, Turn
+from halfstep.events.vocabulary import Backward, Event, Forward, Loss, Made, Place, Step
 from halfstep.imagine.converting.outcome import NotSure
 from halfstep.imagine.converting.syntax import DEFINITIONS, Block, FunctionNode, Syntax, end_line, first_line
 from halfstep.imagine.project import parse
@@ -91,10 +91,6 @@ class Program:
             if index is not None:
                 found.add(index)
         return found
-
-    def loader_turn(self, event: Event) -> Turn | None:
-        """The turn of the innermost loop around an event."""
-        return event.loops[-1] if event.loops else None
 
     def losses(self) -> Iterator[tuple[Trace, Backward, list[Event]]]:
         """Each backward pass with the forward passes and criteria between it and the one before."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from halfstep.events.vocabulary import Report
 from halfstep.imagine.library import amp, data, distributed, frameworks, iterating, python, stdlib, tensors, training
@@ -13,7 +13,6 @@ from halfstep.imagine.naming import MODEL
 from halfstep.imagine.values import (
     NO_TAGS,
     External,
-    Function,
     Instance,
     Items,
     Tensor,
@@ -183,8 +182,3 @@ def shown(state: Calls, values: list[Value], node: ast.AST, kind: str) -> None:
     for value in flat(values):
         for loader in getattr(value, "loaders", frozenset()):
             state.emit(Report, node, loader=loader, kind=kind)
-
-
-def is_function(value: Any) -> bool:
-    """Whether a value is a function of the program."""
-    return isinstance(value, Function)

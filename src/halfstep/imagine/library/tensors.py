@@ -114,8 +114,6 @@ def _typed(state: Calls, made: Tensor, first: Tensor, name: str, inputs: Args, k
     ):
         made.grad, made.dtype, made.models = False, "bool" if name[0] in "isegnl" else "int", frozenset()
         made.reduction = None
-    elif name in ("sigmoid", "sigmoid_"):
-        made.probability = True
     if name in ("clamp", "clip", "clamp_min", "clamp_min_", "clamp_", "maximum"):
         low = next((v for v in [*inputs[1:], kwargs.get("min")] if isinstance(v, float)), None)
         if low is not None and 0 < low < 6e-8 and first.dtype == "half":

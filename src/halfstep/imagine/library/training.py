@@ -206,11 +206,6 @@ def _pretrained(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: s
     return made
 
 
-def held_by(value: Value) -> Thing | None:
-    """The library object behind an object of the program."""
-    return value.thing if isinstance(value, Instance) else value if isinstance(value, Thing) else None
-
-
 TABLE: dict[str, Callable[..., Value]] = {
     "torch.nn.utils.clip_grad_norm_": _clip,
     "torch.nn.utils.clip_grad_norm": _clip,
