@@ -73,6 +73,62 @@ def test_diff_shows_the_fix_and_changes_nothing(script: Path, capsys: pytest.Cap
     assert script.read_text() == BAD
 
 
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("amp-clip-before-unscale", "1 fix changes the numbers and needs `--unsafe-fixes`."),
+        ("amp-closure-scaler", "no fix for 1 finding."),
+    ],
+)
+def test_diff_without_a_safe_fix_says_so(rule: str, said: str, script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script.write_text(find_rule(rule).card.example)
+    assert main(["check", "--diff", str(script)]) == 1
+    written = capsys.readouterr()
+    assert (written.out, written.err) == ("", f"Nothing would change: {said}\n")
+
+
+def test_fix_keeps_byte_order_mark_and_line_ends(script: Path) -> None:
+    script.write_bytes(b"\xef\xbb\xbf" + BAD.replace("\n", "\r\n").encode())
+    assert main(["check", "--unsafe-fixes", str(script)]) == 0
+    assert script.read_bytes() == b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode()
+
+
+def test_file_that_would_lose_letters_is_not_fixed(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    raw = b"# -*- coding: latin-1 -*-\n# caf\xe9\n" + BAD.encode()
+    script.write_bytes(raw)
+    assert main(["check", "--unsafe-fixes", str(script)]) == 1
+    assert script.read_bytes() == raw
+    said = f"halfstep: {script} is not in UTF-8 and would lose letters: it is left as it is. Save it in UTF-8.\n"
+    assert capsys.readouterr().err == said
+
+
+def test_column_counts_characters(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script.write_text(BAD.replace("nn.utils.clip", 'été = "é"; nn.utils.clip'), encoding="utf-8")
+    main(["check", "--format", "json", str(script)])
+    assert [(f["column"], f["end_column"]) for f in _json(capsys)] == [(24, 73)]
+
+
+def test_named_file_that_is_not_python_exits_2_and_the_others_are_reported(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = script.parent / "broken.py"
+    broken.write_text("def (:\n    loss.backward()\n")
+    assert main(["check", "--format", "github", str(script), str(broken)]) == 2
+    written = capsys.readouterr()
+    assert written.out.startswith("::error file=")
+    assert written.err == f"halfstep: {broken} is not Python that can be read (line 1: invalid syntax).\n"
+    assert main(["check", str(script.parent)]) == 1
+
+
+def test_standard_input_cannot_be_fixed_but_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--unsafe-fixes", "-"]) == 2
+    said = "halfstep: standard input has no file that could be fixed. Add `--diff` to see what would change.\n"
+    assert capsys.readouterr().err == said
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(BAD.encode())))
+    assert main(["check", "--unsafe-fixes", "--diff", "-"]) == 1
+    assert "+            scaler.unscale_(optimizer)" in capsys.readouterr().out
+
+
 def test_unsafe_fix_needs_its_own_option(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(find_rule("grad-zero-missing").card.example)
@@ -103,6 +159,35 @@ def test_settings_are_read_from_pyproject(script: Path, capsys: pytest.CaptureFi
     assert main(["check", str(script.parent)]) == 0
 
 
+def test_severity_is_given_by_name_or_by_the_start_of_a_code(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = script.parent / "pyproject.toml"
+    for table, wanted in (('HS101 = "info"', "info"), ('HS1 = "perf"\namp-clip-before-unscale = "style"', "style")):
+        settings.write_text(f"[tool.halfstep.severity]\n{table}\n")
+        main(["check", "--format", "json", str(script)])
+        assert [f["severity"] for f in _json(capsys)] == [wanted]
+
+
+def test_rules_may_be_listed_with_blanks(script: Path) -> None:
+    assert main(["check", "--select", "HS101, HS102,", str(script)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            '[tool.halfstep]\nseverity = "error"',
+            "`severity` is 'error'; it should be a table of rules, `[tool.halfstep.severity]`.",
+        ),
+        ("tool.halfstep = 3", "`halfstep` is 3; it should be a table, `[tool.halfstep]`."),
+    ],
+)
+def test_settings_of_the_wrong_kind_exit_2(text: str, said: str, script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = script.parent / "pyproject.toml"
+    file.write_text(f"{text}\n")
+    assert main(["check", str(script)]) == 2
+    assert capsys.readouterr().err == f"halfstep: {file.resolve()}: {said}\n"
+
+
 def test_wrong_key_of_the_settings_exits_2(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (script.parent / "pyproject.toml").write_text("[tool.halfstep]\nselct = []\n")
     assert main(["check", str(script)]) == 2
@@ -115,19 +200,37 @@ def test_standard_input_is_checked(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert [f["path"] for f in _json(capsys)] == ["a.py"]
 
 
-def test_notebook_finding_names_cell_and_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def notebook(tmp_path: Path) -> Path:
     head, _, body = BAD.partition("\n\n\n")
     cells = [
         {"cell_type": "code", "source": [*head.splitlines(keepends=True), "\n%matplotlib inline"]},
-        {"cell_type": "markdown", "source": ["# train"]},
-        {"cell_type": "code", "source": body},
+        {"cell_type": "markdown", "source": ["# entraîner"]},
+        {"cell_type": "code", "source": ["%%bash\n", "ls -l; echo"]},
+        {"cell_type": "code", "source": f"%%time\n{body}"},
     ]
     path = tmp_path / "train.ipynb"
-    path.write_text(json.dumps({"cells": cells}))
-    assert main(["check", "--format", "json", str(path)]) == 1
+    path.write_text(json.dumps({"cells": cells, "nbformat": 4}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path
+
+
+def test_notebook_finding_names_cell_and_line(notebook: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--format", "json", str(notebook)]) == 1
     (finding,) = _json(capsys)
-    clip = next(n for n, text in enumerate(body.splitlines(), 1) if "clip_grad_norm_" in text)
-    assert (finding["rule"], finding["cell"], finding["line"]) == ("amp-clip-before-unscale", 3, clip)
+    clip = next(n for n, text in enumerate(BAD.partition("\n\n\n")[2].splitlines(), 2) if "clip_grad_norm_" in text)
+    assert (finding["rule"], finding["cell"], finding["line"]) == ("amp-clip-before-unscale", 4, clip)
+    main(["check", str(notebook)])
+    assert f"--> {notebook}:cell 4:{clip}:13\n   |\n{clip - 1} |             scaler.scale(" in capsys.readouterr().out
+
+
+def test_notebook_is_fixed_in_its_cell_and_all_else_is_kept(notebook: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = notebook.read_text(encoding="utf-8")
+    assert main(["check", "--diff", "--unsafe-fixes", str(notebook)]) == 1
+    assert capsys.readouterr().out.startswith(f"--- {notebook}:cell 4\n")
+    assert notebook.read_text(encoding="utf-8") == before
+    assert main(["check", "--unsafe-fixes", str(notebook)]) == 0
+    clip = "            nn.utils.clip"
+    assert notebook.read_text(encoding="utf-8") == before.replace(clip, f"            scaler.unscale_(optimizer)\\n{clip}")
 
 
 def test_baseline_hides_what_was_there_and_shows_what_is_new(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,6 +241,13 @@ def test_baseline_hides_what_was_there_and_shows_what_is_new(script: Path, capsy
     capsys.readouterr()
     assert main(["check", "--format", "json", "--baseline", str(baseline), str(script)]) == 1
     assert [f["rule"] for f in _json(capsys)] == ["clip-after-step"]
+
+
+def test_baseline_that_is_not_there_exits_2(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = script.parent / "none.json"
+    assert main(["check", "--baseline", str(missing), str(script)]) == 2
+    said = f"halfstep: {missing} cannot be read: No such file or directory. Make it with `--write-baseline {missing}`.\n"
+    assert capsys.readouterr().err == said
 
 
 def test_file_that_is_no_baseline_exits_2(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,7 +262,7 @@ def test_sarif_names_rule_place_and_level(script: Path, capsys: pytest.CaptureFi
     (result,) = run["results"]
     assert (result["ruleId"], result["level"]) == ("HS101", "error")
     assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == ["HS101"]
-    assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == script.as_posix()
+    assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == script.as_uri()
 
 
 def test_github_annotation_is_one_escaped_line(script: Path, capsys: pytest.CaptureFixture[str]) -> None:

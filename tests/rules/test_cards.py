@@ -37,16 +37,16 @@ def test_what_a_card_says_to_use_instead_is_silent(rule: Rule) -> None:
 @pytest.mark.parametrize("rule", [r for r in RULES if r.card.fix is not Safety.SHOWN], ids=lambda rule: rule.card.name)
 def test_fix_makes_the_example_silent_and_is_done_once(rule: Rule) -> None:
     safety = {Safety.SAFE, Safety.UNSAFE}
-    once = fixed(Source("example.py", rule.card.example), (rule,), Settings(), safety)
+    once = fixed(Source("example.py", rule.card.example), (rule,), Settings(), safety).text
     assert once != rule.card.example
     ast.parse(once)
     assert _found(once, (rule,)) == []
-    assert fixed(Source("example.py", once), (rule,), Settings(), safety) == once
+    assert fixed(Source("example.py", once), (rule,), Settings(), safety).text == once
 
 
 @pytest.mark.parametrize("rule", [r for r in RULES if r.card.fix is not Safety.SHOWN], ids=lambda rule: rule.card.name)
 def test_fixes_of_all_rules_leave_nothing_that_was_not_there(rule: Rule) -> None:
-    whole = fixed(Source("example.py", rule.card.example), RULES, Settings(), {Safety.SAFE, Safety.UNSAFE})
+    whole = fixed(Source("example.py", rule.card.example), RULES, Settings(), {Safety.SAFE, Safety.UNSAFE}).text
     before = {name for name, _ in _found(rule.card.example)}
     assert {name for name, _ in _found(whole)} <= before - {rule.card.name}
 

@@ -12,14 +12,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from halfstep.errors import SourceError, UsageError
-from halfstep.findings.finding import Finding, Safety, Severity
+from halfstep.findings.finding import Edit, Finding, Safety, Severity
 from halfstep.findings.registry import Rule
 from halfstep.imagine.edits import Editor, applied
 from halfstep.imagine.fixing.actions import fix_of, together
-from halfstep.imagine.project import parse
-from halfstep.imagine.source import Source, decoded, files_under, read
+from halfstep.imagine.notebook import moved
+from halfstep.imagine.project import fault_of, parse
+from halfstep.imagine.source import Source, decoded, files_under, read, rewritten
 from halfstep.imagine.story import tell
 from halfstep.imagine.suppress import UNUSED, kept
+from halfstep.report.text import counted, summary, to_text, where
 from halfstep.rules.judge import judge
 from halfstep.rules.settings import Settings, nearest, severity_of
 
@@ -49,28 +51,32 @@ class _Report:
     findings: list[Finding] = field(default_factory=list)
     sources: dict[str, str] = field(default_factory=dict)
     files: int = 0
-    changed: list[tuple[str, str, str]] = field(default_factory=list)
+    changed: list[tuple[Source, Source]] = field(default_factory=list)
+    left: bool = False
+    """Whether a file that was named could not be understood."""
     seen: set[tuple[str, str, int, int | None]] = field(default_factory=set)
 
-    def add(self, findings: list[Finding], path: str, text: str) -> None:
+    def add(self, findings: list[Finding], source: Source) -> None:
         """Note findings once each, with the sources they lie in."""
         for finding in findings:
             key = (finding.rule, finding.path, finding.line, finding.cell)
             if key not in self.seen:
                 self.seen.add(key)
                 self.findings.append(finding)
-                self.sources.setdefault(finding.path, text if finding.path == path else _text_of(finding.path))
+                self.sources.setdefault(where(finding), _text_of(finding, source))
 
 
-def _text_of(path: str) -> str:
-    source = read(Path(path), forced=True)
-    return source.text if source is not None else ""
+def _text_of(finding: Finding, source: Source) -> str:
+    known = source if finding.path == source.path else read(Path(finding.path), forced=True)
+    return known.part(finding.cell) if known is not None else ""
 
 
 def run(args: argparse.Namespace) -> int:
     """Check, report, and say by the exit code whether anything was found."""
     if not args.paths:
         raise UsageError("nothing to check: give a file, a folder, or `-` for standard input.")
+    if "-" in args.paths and (args.fix or args.unsafe_fixes) and not args.diff:
+        raise UsageError("standard input has no file that could be fixed. Add `--diff` to see what would change.")
     settings = _settings(args)
     limit = severity_of(args.severity)
     report = _check_all(args, settings, limit)
@@ -82,19 +88,21 @@ def run(args: argparse.Namespace) -> int:
         report.findings = _without_known(report.findings, args.baseline)
     if args.diff:
         _print_diff(report)
-        return 1 if report.changed else 0
-    _print(report, args.format)
-    return 1 if report.findings else 0
+    else:
+        _print(report, args.format)
+    return 2 if report.left else 1 if report.findings or (args.diff and report.changed) else 0
 
 
 def _settings(args: argparse.Namespace) -> Settings:
     first = next((Path(p) for p in args.paths if p != "-"), Path())
     found = nearest((first if first.is_dir() else first.parent).resolve())
     if args.select:
-        found = replace(found, select=tuple(args.select.split(",")))
-    if args.ignore:
-        found = replace(found, ignore=(*found.ignore, *args.ignore.split(",")))
-    return found
+        found = replace(found, select=_listed(args.select))
+    return replace(found, ignore=(*found.ignore, *_listed(args.ignore or "")))
+
+
+def _listed(words: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in words.split(",") if word.strip())
 
 
 def _check_all(args: argparse.Namespace, settings: Settings, limit: Severity) -> _Report:
@@ -102,16 +110,28 @@ def _check_all(args: argparse.Namespace, settings: Settings, limit: Severity) ->
     report = _Report()
     safety = {Safety.SAFE, Safety.UNSAFE} if args.unsafe_fixes else {Safety.SAFE} if args.fix or args.diff else set()
     for source in _sources(args.paths, settings, report, args.stdin_filename):
-        text = source.text
-        if safety and not source.cells:
-            text = fixed(source, rules, settings, safety)
-            if text != source.text:
-                report.changed.append((source.path, source.text, text))
-                if not args.diff and source.path != args.stdin_filename:
-                    Path(source.path).write_text(text, encoding="utf-8")
-        found = check_source(replace(source, text=text), rules, settings)
-        report.add([f for f in found if f.severity.weight >= limit.weight], source.path, text)
+        after = fixed(source, rules, settings, safety) if safety else source
+        if after.text != source.text and (args.diff or _written(after)):
+            report.changed.append((source, after))
+        else:
+            after = source
+        if parse(after.text) is None:
+            print(f"halfstep: {source.path} is not Python that can be read ({fault_of(after.text)}).", file=sys.stderr)
+            report.left |= source.path in args.paths
+        found = check_source(after, rules, settings)
+        report.add([f for f in found if f.severity.weight >= limit.weight], after)
     return report
+
+
+def _written(after: Source) -> bool:
+    """Write a source over its file, or say why not."""
+    path = Path(after.path)
+    try:
+        path.write_bytes(rewritten(path.read_bytes(), after))
+    except SourceError as error:
+        print(f"halfstep: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def _sources(paths: list[str], settings: Settings, report: _Report, stdin_name: str) -> Iterable[Source]:
@@ -137,10 +157,10 @@ def check_source(source: Source, rules: tuple[Rule, ...], settings: Settings) ->
     tree = parse(source.text)
     if tree is None:
         return []
-    found = judge(tell(tree, source.path), rules, settings.severity)
+    found = judge(tell(tree, source.path), rules, settings.severities())
     editor = Editor(source.text)
     safety = {rule.card.name: rule.card.fix for rule in rules}
-    own = [_with_fix(f, editor, safety[f.rule]) for f in found if f.path == source.path]
+    own = [_in_letters(_with_fix(f, editor, safety[f.rule]), editor) for f in found if f.path == source.path]
     asked = frozenset(n for rule in rules for n in (rule.card.name, rule.card.code))
     left = kept(own, source.text, source.path, asked)
     here = sorted((_in_cell(f, source) for f in left), key=lambda f: (f.line, f.column, f.code))
@@ -163,24 +183,45 @@ def _with_fix(finding: Finding, editor: Editor, safety: Safety) -> Finding:
     return replace(finding, fix=fix_of(editor, finding.request, safety))
 
 
-def _in_cell(finding: Finding, source: Source) -> Finding:
-    if not source.cells:
+def _in_letters(finding: Finding, editor: Editor) -> Finding:
+    """Columns counted in characters, where the tree counts bytes."""
+    if editor.source.isascii():
         return finding
-    cell, line = source.cell_of(finding.line)
-    return replace(finding, cell=cell, line=line, end_line=line + finding.end_line - finding.line, fix=None)
+    column = editor.column(finding.line, finding.column - 1) + 1
+    return replace(finding, column=column, end_column=editor.column(finding.end_line, finding.end_column - 1) + 1)
 
 
-def fixed(source: Source, rules: tuple[Rule, ...], settings: Settings, safety: set[Safety]) -> str:
-    """The text after all fixes of these kinds; never one that does not parse."""
-    text = source.text
+def _in_cell(finding: Finding, source: Source) -> Finding:
+    """A finding by the lines of its cell; a fix that changes other cells too is not offered."""
+    cell = source.cell_of(finding.line)
+    if cell is None:
+        return finding
+    before, fix = cell.first - 1, finding.fix
+    inside = fix is not None and all(cell.holds(edit) for edit in fix.edits)
+    own = replace(fix, edits=_shifted(fix.edits, -before)) if fix is not None and inside else None
+    return replace(finding, cell=cell.number, line=finding.line - before, end_line=finding.end_line - before, fix=own)
+
+
+def _shifted(edits: Iterable[Edit], lines: int) -> tuple[Edit, ...]:
+    return tuple(replace(edit, line=edit.line + lines, end_line=edit.end_line + lines) for edit in edits)
+
+
+def fixed(source: Source, rules: tuple[Rule, ...], settings: Settings, safety: set[Safety]) -> Source:
+    """The source after all fixes of these kinds; never one that does not parse."""
     for _ in range(MAX_ROUNDS):
-        findings = check_source(replace(source, text=text), rules, settings)
-        edits = together(f.fix for f in findings if f.fix is not None and f.fix.safety in safety)
-        after = applied(text, edits) if edits else text
-        if after == text or parse(after) is None:
-            return text
-        text = after
-    return text
+        findings = check_source(source, rules, settings)
+        starts = {cell.number: cell.first - 1 for cell in source.cells}
+        wanted = [
+            replace(f.fix, edits=_shifted(f.fix.edits, starts[f.cell] if f.cell is not None else 0))
+            for f in findings
+            if f.fix is not None and f.fix.safety in safety
+        ]
+        edits = together(wanted)
+        after = applied(source.text, edits) if edits else source.text
+        if after == source.text or parse(after) is None:
+            break
+        source = replace(source, text=after, cells=moved(source.cells, edits))
+    return source
 
 
 def _key(finding: Finding) -> str:
@@ -194,6 +235,8 @@ def _counts(findings: list[Finding]) -> dict[str, int]:
 def _without_known(findings: list[Finding], baseline: str) -> list[Finding]:
     try:
         known = Counter(json.loads(Path(baseline).read_text(encoding="utf-8")))
+    except OSError as error:
+        raise UsageError(f"{baseline} cannot be read: {error.strerror}. Make it with `--write-baseline {baseline}`.") from error
     except (ValueError, TypeError, AttributeError):
         raise UsageError(f"{baseline} is not a baseline. Make one with `--write-baseline {baseline}`.") from None
     left: list[Finding] = []
@@ -206,9 +249,29 @@ def _without_known(findings: list[Finding], baseline: str) -> list[Finding]:
 
 
 def _print_diff(report: _Report) -> None:
-    for path, before, after in report.changed:
-        changes = difflib.unified_diff(before.splitlines(True), after.splitlines(True), path, path)
-        sys.stdout.writelines(changes)
+    for before, after in report.changed:
+        for old, new in zip(_parts(before), _parts(after), strict=True):
+            name = before.path if old[0] is None else f"{before.path}:cell {old[0]}"
+            sys.stdout.writelines(difflib.unified_diff(old[1], new[1], name, name))
+    if not report.changed and report.findings:
+        print(_nothing_changes(len(report.findings), sum(f.fix is not None for f in report.findings)), file=sys.stderr)
+
+
+def _nothing_changes(count: int, fixable: int) -> str:
+    if not fixable:
+        return f"Nothing would change: no fix for {counted(count, 'finding')}."
+    changing = "changes the numbers and needs" if fixable == 1 else "change the numbers and need"
+    return f"Nothing would change: {counted(fixable, 'fix', 'fixes')} {changing} `--unsafe-fixes`."
+
+
+def _parts(source: Source) -> list[tuple[int | None, list[str]]]:
+    """The lines of a source, or of each of its cells."""
+    numbers: list[int | None] = [*(cell.number for cell in source.cells)] or [None]
+    return [(number, _ended(source.part(number), notebook=number is not None)) for number in numbers]
+
+
+def _ended(text: str, *, notebook: bool) -> list[str]:
+    return (text + "\n" if notebook else text).splitlines(keepends=True)
 
 
 def _print(report: _Report, form: str) -> None:
@@ -229,8 +292,6 @@ def _print(report: _Report, form: str) -> None:
 
 
 def _print_text(report: _Report) -> None:
-    from halfstep.report.text import summary, to_text
-
     if report.findings:
         print(to_text(report.findings, report.sources), end="\n\n")
     fixable = sum(f.fix is not None for f in report.findings)

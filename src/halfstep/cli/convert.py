@@ -13,7 +13,7 @@ from halfstep.findings.registry import Rule
 from halfstep.imagine.converting.conversion import convert
 from halfstep.imagine.converting.outcome import Conversion, Wish
 from halfstep.imagine.project import parse
-from halfstep.imagine.source import decoded
+from halfstep.imagine.source import Source, decoded, rewritten
 from halfstep.imagine.story import tell
 from halfstep.rules.judge import judge
 from halfstep.rules.settings import Settings
@@ -76,9 +76,7 @@ def _write(args: argparse.Namespace, raw: bytes, before: str, after: str) -> Non
         changes = difflib.unified_diff(before.splitlines(True), after.splitlines(True), args.script, args.script)
         sys.stdout.writelines(changes)
     elif args.output or args.in_place:
-        mark = b"\xef\xbb\xbf" if raw.startswith(b"\xef\xbb\xbf") else b""
-        lines = after.replace("\n", "\r\n") if b"\r\n" in raw else after
-        Path(args.output or args.script).write_bytes(mark + lines.encode())
+        Path(args.output or args.script).write_bytes(rewritten(raw, Source(args.script, after)))
     else:
         sys.stdout.write(after)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import warnings
+from functools import lru_cache
 from pathlib import Path
 
 from halfstep.imagine.values import Module
@@ -55,6 +56,7 @@ class Project:
         return self._generators[key]
 
 
+@lru_cache(maxsize=2)
 def parse(text: str) -> ast.Module | None:
     """The syntax tree, or None where there is none."""
     try:
@@ -63,6 +65,17 @@ def parse(text: str) -> ast.Module | None:
             return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
+
+
+def fault_of(text: str) -> str:
+    """Why a text has no syntax tree."""
+    try:
+        ast.parse(text)
+    except SyntaxError as error:
+        return f"line {error.lineno}: {error.msg}"
+    except (ValueError, RecursionError, MemoryError) as error:
+        return str(error) or type(error).__name__
+    return ""
 
 
 def _locate(dotted: str, importer: str) -> Path | None:

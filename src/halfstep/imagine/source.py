@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from halfstep.errors import SourceError
+from halfstep.imagine.notebook import Cell, cells_of, written
 
 SKIPPED_FOLDERS = frozenset(
     {
@@ -35,19 +35,20 @@ MAX_BYTES = 4_000_000
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One text to check. `cells` holds, for a notebook, the first line of each code cell and its number."""
+    """One text to check; of a notebook with its code cells."""
 
     path: str
     text: str
-    cells: tuple[tuple[int, int], ...] = ()
+    cells: tuple[Cell, ...] = ()
 
-    def cell_of(self, line: int) -> tuple[int | None, int]:
-        """The cell that a line belongs to, and the line within it."""
-        found: tuple[int | None, int] = (None, line)
-        for first, number in self.cells:
-            if line >= first:
-                found = (number, line - first + 1)
-        return found
+    def cell_of(self, line: int) -> Cell | None:
+        """The cell that a line belongs to."""
+        return next((cell for cell in self.cells if cell.first <= line < cell.end), None)
+
+    def part(self, cell: int | None) -> str:
+        """The text of a cell, by its number; all of it where none is named."""
+        own = next((c for c in self.cells if c.number == cell), None)
+        return self.text if own is None else "\n".join(self.text.split("\n")[own.first - 1 : own.end - 1])
 
 
 def read(path: Path, forced: bool = False) -> Source | None:
@@ -63,7 +64,8 @@ def read(path: Path, forced: bool = False) -> Source | None:
     if len(raw) > MAX_BYTES or (not forced and MARKS.search(raw) is None):
         return None
     if path.suffix == ".ipynb":
-        return _notebook(str(path), raw)
+        found = cells_of(decoded(raw))
+        return Source(str(path), *found) if found is not None else None
     return Source(str(path), decoded(raw))
 
 
@@ -72,26 +74,21 @@ def decoded(raw: bytes) -> str:
     return raw.decode("utf-8-sig", errors="replace").replace("\0", " ").replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _notebook(path: str, raw: bytes) -> Source | None:
+def rewritten(raw: bytes, after: Source) -> bytes:
+    """A file with another text, its byte order mark, line ends and everything that is not code as they were.
+
+    Raises:
+        SourceError: The file is not in UTF-8.
+    """
+    mark = b"\xef\xbb\xbf" if raw.startswith(b"\xef\xbb\xbf") else b""
     try:
-        cells = json.loads(decoded(raw)).get("cells", [])
-    except (ValueError, AttributeError, RecursionError):
-        return None
-    lines: list[str] = []
-    starts: list[tuple[int, int]] = []
-    for number, cell in enumerate(cells if isinstance(cells, list) else [], 1):
-        if isinstance(cell, dict) and cell.get("cell_type") == "code":
-            starts.append((len(lines) + 1, number))
-            text = cell.get("source", "")
-            body = "".join(text) if isinstance(text, list) else str(text)
-            lines.extend(_plain(line) for line in body.split("\n"))
-    return Source(path, "\n".join(lines), tuple(starts))
-
-
-def _plain(line: str) -> str:
-    """A notebook's magics and shell lines are not Python."""
-    stripped = line.lstrip()
-    return f"{line[: len(line) - len(stripped)]}pass  # {stripped}" if stripped[:1] in ("%", "!") else line
+        raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise SourceError(
+            f"{after.path} is not in UTF-8 and would lose letters: it is left as it is. Save it in UTF-8."
+        ) from None
+    text = written(decoded(raw), after.text, after.cells) if after.cells else after.text
+    return mark + (text.replace("\n", "\r\n") if b"\r\n" in raw else text).encode()
 
 
 def files_under(paths: list[str], exclude: list[str]) -> Iterator[Path]:

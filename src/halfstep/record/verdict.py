@@ -37,7 +37,7 @@ def reach(heard: Sequence[Heard], settings: Settings) -> Verdict:
     rules = settings.rules()
     traces = tuple(trace for process in heard for trace in _traces(process, text))
     live = [rule for rule in rules if rule.card.name not in BY_TEXT]
-    found = judge(Story(traces, text.facts()), live, settings.severity)
+    found = judge(Story(traces, text.facts()), live, settings.severities())
     stepped = any(trace.has(Step) for trace in traces)
     otherwise = denied(heard)
     read = [rule for rule in rules if (rule.card.name in BY_TEXT or not stepped) and rule.card.name not in otherwise]

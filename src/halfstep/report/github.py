@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from halfstep.findings.finding import Finding, Severity
+from halfstep.report.text import conditions
 
 _LEVEL = {Severity.ERROR: "error", Severity.WARNING: "warning"}
 
@@ -17,8 +18,7 @@ def to_github(findings: Iterable[Finding]) -> str:
 def _one(finding: Finding) -> str:
     level = _LEVEL.get(finding.severity, "notice")
     where = f"file={_value(finding.path)},line={finding.line},col={finding.column},title={_value(finding.rule)}"
-    world = f" ({finding.world})" if finding.world else ""
-    return f"::{level} {where}::{_text(finding.code + ' ' + finding.message + world)}\n"
+    return f"::{level} {where}::{_text(finding.code + ' ' + finding.message + conditions(finding))}\n"
 
 
 def _text(text: str) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from urllib.parse import quote
 
 from halfstep import __version__
+from halfstep.findings.card import Card
 from halfstep.findings.finding import Finding, Severity
 from halfstep.findings.registry import all_cards
+from halfstep.report.text import conditions
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _LEVEL = {Severity.ERROR: "error", Severity.WARNING: "warning"}
@@ -27,10 +30,7 @@ def to_sarif(findings: Iterable[Finding]) -> str:
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)
 
 
-def _rule(card: object) -> dict[str, object]:
-    from halfstep.findings.card import Card
-
-    assert isinstance(card, Card)
+def _rule(card: Card) -> dict[str, object]:
     return {
         "id": card.code,
         "name": card.name,
@@ -45,12 +45,15 @@ def _result(finding: Finding) -> dict[str, object]:
     if finding.end_line:
         region |= {"endLine": finding.end_line, "endColumn": finding.end_column}
     location = {
-        "physicalLocation": {"artifactLocation": {"uri": Path(finding.path).as_posix()}, "region": region},
+        "physicalLocation": {"artifactLocation": {"uri": _uri(Path(finding.path))}, "region": region},
     }
-    world = f" ({finding.world})" if finding.world else ""
     return {
         "ruleId": finding.code,
         "level": _LEVEL.get(finding.severity, "note"),
-        "message": {"text": finding.message + world},
+        "message": {"text": finding.message + conditions(finding)},
         "locations": [location],
     }
+
+
+def _uri(path: Path) -> str:
+    return path.as_uri() if path.is_absolute() else quote(path.as_posix())

@@ -11,16 +11,26 @@ from halfstep.imagine.edits import applied
 
 def to_text(findings: Iterable[Finding], sources: Mapping[str, str]) -> str:
     """All findings, a blank line between."""
-    return "\n\n".join(one(finding, sources.get(finding.path, "")) for finding in findings)
+    return "\n\n".join(one(finding, sources.get(where(finding), "")) for finding in findings)
+
+
+def where(finding: Finding) -> str:
+    """What a finding's lines count in: a file, or a cell of a notebook."""
+    return finding.path if finding.cell is None else f"{finding.path}:cell {finding.cell}"
+
+
+def conditions(finding: Finding) -> str:
+    """In which cell and which world a finding holds, as an appendix to its message."""
+    parts = ([f"cell {finding.cell}"] if finding.cell is not None else []) + ([finding.world] if finding.world else [])
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def one(finding: Finding, source: str) -> str:
     """One finding."""
     lines = source.splitlines()
-    cell = f" (cell {finding.cell})" if finding.cell is not None else ""
     parts = [
         f"{finding.code} {finding.severity.value}: {finding.message} [{finding.rule}]",
-        f"  --> {finding.path}:{finding.line}:{finding.column}{cell}",
+        f"  --> {where(finding)}:{finding.line}:{finding.column}",
         *_excerpt(finding, lines),
     ]
     if finding.world:
@@ -43,7 +53,8 @@ def _excerpt(finding: Finding, lines: list[str]) -> list[str]:
         if number == finding.line:
             end = finding.end_column if finding.end_line == finding.line else len(lines[number - 1]) + 1
             carets = "^" * max(1, end - finding.column)
-            shown.append(f"{' ' * width} | {' ' * (finding.column - 1)}{carets}")
+            before = "".join("\t" if letter == "\t" else " " for letter in lines[number - 1][: finding.column - 1])
+            shown.append(f"{' ' * width} | {before}{carets}")
     return shown
 
 
@@ -59,7 +70,11 @@ def _diff(finding: Finding, source: str) -> list[str]:
 
 def summary(count: int, files: int, fixable: int) -> str:
     """The last line."""
-    noun = "finding" if count == 1 else "findings"
-    where = "1 file" if files == 1 else f"{files} files"
     fixes = f", {fixable} with a fix" if fixable else ""
-    return f"{count} {noun} in {where}{fixes}." if count else f"No findings in {where}."
+    found = counted(count, "finding") if count else "No findings"
+    return f"{found} in {counted(files, 'file')}{fixes}."
+
+
+def counted(count: int, one: str, several: str = "") -> str:
+    """A number with its noun."""
+    return f"{count} {one if count == 1 else several or one + 's'}"

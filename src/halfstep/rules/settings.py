@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,6 +44,13 @@ class Settings:
         chosen = [card for card in all_cards() if not self.select or any(_means(name, card) for name in self.select)]
         return tuple(card for card in chosen if not any(_means(name, card) for name in self.ignore))
 
+    def severities(self) -> dict[str, Severity]:
+        """The severity of each rule that the settings speak of, by its name; the longest start of its code counts."""
+        found: dict[str, Severity] = {}
+        for name in sorted(self.severity, key=lambda name: (name.islower(), len(name))):
+            found |= {card.name: self.severity[name] for card in all_cards() if _means(name, card)}
+        return found
+
 
 def _means(name: str, card: Card) -> bool:
     return name == card.name or ((name.isupper() or name[:2].isupper()) and card.code.startswith(name)) or name == "ALL"
@@ -73,14 +79,19 @@ def parsed(text: str, file: Path) -> Settings:
     else:
         import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
     try:
-        table = tomllib.loads(text).get("tool", {}).get("halfstep", {})
+        tools = tomllib.loads(text).get("tool", {})
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file}: {error}.") from error
+    table = tools.get("halfstep", {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{file}: `halfstep` is {table!r}; it should be a table, `[tool.halfstep]`.")
     table = table.get("check", table)
     unknown = [key for key in table if key not in KEYS and not isinstance(table[key], dict)]
     if unknown:
         raise ConfigError(f"{file}: [tool.halfstep] has no key `{unknown[0]}`. It knows {', '.join(KEYS)}.")
     severities = table.get("severity", {})
+    if not isinstance(severities, dict):
+        raise ConfigError(f"{file}: `severity` is {severities!r}; it should be a table of rules, `[tool.halfstep.severity]`.")
     return Settings(
         select=_names(table, "select", file),
         ignore=_names(table, "ignore", file),
@@ -107,8 +118,3 @@ def severity_of(name: str) -> Severity:
     except ValueError:
         words = ", ".join(s.value for s in Severity)
         raise ConfigError(f"`{name}` is no severity. They are {words}.") from None
-
-
-def at_least(findings: Iterable[Severity], limit: Severity) -> bool:
-    """Whether any severity weighs as much as the limit."""
-    return any(s.weight >= limit.weight for s in findings)

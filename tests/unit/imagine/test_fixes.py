@@ -15,7 +15,7 @@ BOTH = {Safety.SAFE, Safety.UNSAFE}
 
 
 def fix(rule: str, text: str) -> str:
-    return fixed(Source("script.py", text), (find_rule(rule),), Settings(), BOTH)
+    return fixed(Source("script.py", text), (find_rule(rule),), Settings(), BOTH).text
 
 
 def example(rule: str) -> str:
