@@ -188,6 +188,18 @@ def test_settings_of_the_wrong_kind_exit_2(text: str, said: str, script: Path, c
     assert capsys.readouterr().err == f"halfstep: {file.resolve()}: {said}\n"
 
 
+def test_settings_that_this_python_cannot_read_exit_2(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = script.parent / "pyproject.toml"
+    file.write_text("[tool.halfstep]\n")
+    for package in ("tomllib", "tomli"):
+        monkeypatch.setitem(sys.modules, package, None)
+    assert main(["check", str(script)]) == 2
+    said = f"halfstep: {file.resolve()} cannot be read: before Python 3.11 that needs the package `tomli`.\n"
+    assert capsys.readouterr().err == said
+
+
 def test_wrong_key_of_the_settings_exits_2(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (script.parent / "pyproject.toml").write_text("[tool.halfstep]\nselct = []\n")
     assert main(["check", str(script)]) == 2

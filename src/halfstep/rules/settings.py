@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 
 from halfstep.errors import ConfigError
@@ -74,10 +75,10 @@ def parsed(text: str, file: Path) -> Settings:
     Raises:
         ConfigError: The table holds something that is not understood.
     """
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
+    try:
+        tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    except ImportError:
+        raise ConfigError(f"{file} cannot be read: before Python 3.11 that needs the package `tomli`.") from None
     try:
         tools = tomllib.loads(text).get("tool", {})
     except tomllib.TOMLDecodeError as error:
