@@ -210,7 +210,7 @@ def _divisor(state: State, tensor: Tensor, left: Value, op: ast.operator, other:
         return Divisor(number, tags, place)
     if isinstance(op, ast.Mult) and isinstance(other, (int, float)) and other > 1 and "scale" in ast.unparse(node):
         return Divisor(1 / other, tags, place)
-    if isinstance(op, ast.Mult) and isinstance(other, (Ratio, float)) and 0 < other < 1 and "accum" in tags:
+    if isinstance(op, ast.Mult) and isinstance(other, (Ratio, float)) and 0 < other < 1 and tags & {"accum", "world"}:
         return Divisor(1 / other, tags, place)
     if isinstance(op, ast.Mult) and isinstance(other, float) and 0 < other < 1 and abs(1 / other - round(1 / other)) < 1e-6:
         return Divisor(1 / other, tags, place) if "/accum" in tags else None

@@ -6,9 +6,8 @@ import ast
 
 from halfstep.events.vocabulary import Forward
 from halfstep.imagine.arithmetic import region_dtype
-from halfstep.imagine.library import attributes
 from halfstep.imagine.state import State
-from halfstep.imagine.values import Function, Instance, Tensor, Thing, Unknown, Value, derive, model_of, settled
+from halfstep.imagine.values import Function, Instance, Tensor, Thing, Unknown, Value, derive, flat, parts_of, settled
 
 
 class Forwards(State):
@@ -31,7 +30,7 @@ class Forwards(State):
             inside = self._forward_of_program(model, args, kwargs, node)
         finally:
             self.forwards -= 1
-        parents = [v for v in attributes.flat([*args, *kwargs.values()]) if isinstance(v, Tensor)]
+        parents = [v for v in flat([*args, *kwargs.values()]) if isinstance(v, Tensor)]
         if isinstance(inside, (tuple, list, dict)) and inside:
             return _stamped(self, inside, model, parents, outermost, node)
         return self.output_of(model, inside, parents, outermost, node)
@@ -124,15 +123,9 @@ def _holds(model: Thing, fact: str) -> bool | None:
     instance = model.facts.get("instance")
     if not isinstance(instance, Instance):
         return None
-    children = [m for v in instance.attrs.values() for m in _models_in(v)]
-    answers = {_holds(child, fact) for child in children if child is not model}
+    answers = {_holds(child, fact) for child in parts_of(model)}
     own = fact == "buffers" and "register_buffer" in ast.unparse(instance.cls.node)
     return True if own or True in answers else None if None in answers else False
-
-
-def _models_in(value: Value) -> list[Thing]:
-    values = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [value]
-    return [m for m in (model_of(v) for v in values[:30]) if m is not None]
 
 
 def _param_dtype(model: Thing) -> str | None:

@@ -7,18 +7,15 @@ import contextlib
 from collections.abc import Callable
 
 from halfstep.events.vocabulary import EpochBegin, EpochEnd, Fetch, LoopLeft, Turn
-from halfstep.imagine.assignments import Assignments
+from halfstep.imagine.definitions import Definitions
 from halfstep.imagine.project import skipping
-from halfstep.imagine.state import MICRO_BATCHES, BreakLoop, ContinueLoop, Exited, Raised, Restart, ReturnValue
+from halfstep.imagine.state import MICRO_BATCHES, BreakLoop, ContinueLoop, Raised, Restart, ReturnValue
 from halfstep.imagine.values import (
-    Class,
-    External,
-    Function,
+    NO_TAGS,
     Items,
     Scope,
     Stream,
     Tensor,
-    Thing,
     Truth,
     Unknown,
     Value,
@@ -27,7 +24,7 @@ from halfstep.imagine.values import (
 )
 
 
-class Statements(Assignments):
+class Statements(Definitions):
     """Runs statements."""
 
     def run(self, body: list[ast.stmt]) -> None:
@@ -37,102 +34,6 @@ class Statements(Assignments):
             handler = STATEMENTS.get(type(statement))
             if handler is not None:
                 handler(self, statement)
-
-    # --- definitions and imports ---
-
-    def define_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        """`def`."""
-        self.scope.names[node.name] = self.function_of(node)
-
-    def function_of(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Value:
-        """The function that a `def` makes, with its decorators."""
-        args = node.args
-        function = Function(
-            node,
-            self.scope,
-            self.module,
-            node.name,
-            defaults=[self.eval(d) for d in args.defaults],
-            kw_defaults=[self.eval(d) if d is not None else None for d in args.kw_defaults],
-            generator=self.project.is_generator(node),
-        )
-        names: set[str] = set()
-        wrappers: list[Value] = []
-        for decorator in node.decorator_list:
-            value = self.eval(decorator)
-            last = decorator_name(decorator)
-            names.add(last)
-            if isinstance(settled(value), Thing) or last in ("no_grad", "inference_mode", "enable_grad", "autocast"):
-                wrappers.append(value)
-        function.decorators = frozenset(names)
-        function.wrapped_by = tuple(wrappers)
-        return function
-
-    def define_class(self, node: ast.ClassDef) -> None:
-        """`class`."""
-        bases = [self.eval(base) for base in node.bases]
-        scope = Scope({}, self.scope, self.module, is_class=True)
-        decorators = frozenset(decorator_name(d) for d in node.decorator_list)
-        made = Class(node, scope, self.module, node.name, bases, decorators)
-        outer, self.scope = self.scope, scope
-        try:
-            self.run(node.body)
-        finally:
-            self.scope = outer
-        for value in scope.names.values():
-            if isinstance(value, Function):
-                value.owner = made
-                value.scope = outer
-        self.scope.names[node.name] = made
-
-    def import_names(self, node: ast.Import) -> None:
-        """`import a.b as c`."""
-        for alias in node.names:
-            target = self.project.find(alias.name, self.module.path)
-            if target is not None:
-                self.scope.names[alias.asname or alias.name.split(".")[0]] = self.load(target)
-            elif alias.asname:
-                self.scope.names[alias.asname] = External(alias.name)
-            else:
-                root = alias.name.split(".")[0]
-                self.scope.names[root] = External(root)
-
-    def import_from(self, node: ast.ImportFrom) -> None:
-        """`from a import b`, from the project where it has it."""
-        dotted = "." * node.level + (node.module or "")
-        target = self.project.find(dotted, self.module.path)
-        module = self.load(target) if target is not None else None
-        for alias in node.names:
-            name = alias.asname or alias.name
-            if alias.name == "*":
-                if module is not None:
-                    self.scope.names.update(module.scope.names)
-                continue
-            inner = self.project.find(f"{dotted}.{alias.name}" if node.module else f"{dotted}{alias.name}", self.module.path)
-            if module is not None and alias.name in module.scope.names:
-                self.scope.names[name] = module.scope.names[alias.name]
-            elif inner is not None:
-                self.scope.names[name] = self.load(inner)
-            elif target is None:
-                self.scope.names[name] = External(f"{node.module or ''}.{alias.name}".lstrip("."))
-            else:
-                self.scope.names[name] = Unknown(alias.name)
-
-    def load(self, module: Value) -> Value:
-        """Run a module of the project once."""
-        if not module.done:
-            module.done = True
-            saved = self.scope, self.module, self.stack
-            module.scope = Scope({"__name__": module.name}, None, module)
-            self.scope, self.module, self.stack = module.scope, module, []
-            try:
-                self.run(module.tree.body)
-            except Raised as raised:
-                if module.name == "__main__" and not isinstance(raised, Exited):
-                    raise
-            finally:
-                self.scope, self.module, self.stack = saved
-        return module
 
     # --- control flow ---
 
@@ -232,9 +133,12 @@ class Statements(Assignments):
         loop, place = self.number("loop"), self.place(node)
         self.loops.append(Turn(loop, 0, place, "while"))
         try:
+            counted, tags = None, NO_TAGS
             for index in range(2 * MICRO_BATCHES):
-                self.loops[-1] = Turn(loop, index, place, "while")
+                self.loops[-1] = Turn(loop, index, place, "while", tags)
                 test = self.eval(node.test)
+                before, counted = counted, self._counter(node.test)
+                tags = frozenset({"part"}) if index and counted is not None and counted == before else NO_TAGS
                 if not isinstance(settled(test), (Unknown, Tensor)) and not self.truth(test, node.test):
                     break
                 try:
@@ -245,6 +149,13 @@ class Statements(Assignments):
             pass
         finally:
             self.loops.pop()
+
+    def _counter(self, test: ast.expr) -> Value:
+        """The number of epochs that a `while` counts, if that is what it counts."""
+        if not isinstance(test, ast.Compare) or "epochs" not in tags_of(settled(self.eval(test.comparators[-1]))):
+            return None
+        counted = settled(self.eval(test.left))
+        return counted if isinstance(counted, int) else None
 
     def with_block(self, node: ast.With | ast.AsyncWith) -> None:
         """`with`."""
@@ -351,13 +262,6 @@ class Statements(Assignments):
 
 def _text(node: ast.AST) -> str:
     return ast.unparse(node)[:60] if isinstance(node, ast.expr) else ""
-
-
-def decorator_name(node: ast.expr) -> str:
-    """The last name of a decorator."""
-    if isinstance(node, ast.Call):
-        node = node.func
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 STATEMENTS: dict[type[ast.stmt], Callable[..., None]] = {

@@ -184,7 +184,7 @@ class _Teller:
     def _call_root(self, machine: Interpreter, func: Value, target: Function) -> bool:
         skip = 1 if isinstance(func, Bound) and "staticmethod" not in target.decorators else 0
         given = self._arguments(target, 0, skip)
-        names = [a.arg for a in target.node.args.args][skip:]
+        names = [a.arg for a in target.signature.args][skip:]
         epoch_like = "epoch" in names or re.search(r"epoch", target.name) is not None
         once = len(machine.drafts)
         for turn in range(2 if epoch_like else 1):
@@ -210,8 +210,10 @@ class _Teller:
         """Unknown values for the parameters of a start, with their defaults as the usual answers."""
         if not isinstance(func, Function):
             return []
-        spec = func.node.args
+        spec = func.signature
         names = [a.arg for a in (*spec.posonlyargs, *spec.args)][skip:]
+        while func.inner is not None:
+            func = func.inner
         defaults = func.defaults[-len(names) :] if names else []
         made: list[Value] = []
         for index, name in enumerate(names):

@@ -191,6 +191,8 @@ class Scope:
     outer: Scope | None = None
     module: Module | None = None
     is_class: bool = False
+    owner: Class | None = None
+    """The class whose body it is."""
 
 
 @dataclass(slots=True, eq=False)
@@ -218,6 +220,13 @@ class Function:
     owner: Class | None = None
     wrapped_by: tuple[Value, ...] = ()
     generator: bool = False
+    inner: Function | None = None
+    """What a decorator of the program put this function around."""
+
+    @property
+    def signature(self) -> ast.arguments:
+        """The parameters, those of the innermost function if it is decorated."""
+        return self.inner.signature if self.inner is not None else self.node.args
 
 
 @dataclass(slots=True, eq=False)
@@ -337,3 +346,25 @@ def model_of(value: Value) -> Thing | None:
     if isinstance(value, Instance):
         value = value.thing
     return value if isinstance(value, Thing) and value.kind == "model" else None
+
+
+def flat(values: list[Value], depth: int = 0) -> list[Value]:
+    """Values and what containers among them hold."""
+    found: list[Value] = []
+    for value in values[:60]:
+        if isinstance(value, (list, tuple)) and depth < 3:
+            found.extend(flat(list(value), depth + 1))
+        elif isinstance(value, dict) and depth < 3:
+            found.extend(flat(list(value.values()), depth + 1))
+        else:
+            found.append(settled(value))
+    return found
+
+
+def parts_of(model: Thing) -> list[Thing]:
+    """The modules that a module holds or wraps, as far as they are known."""
+    inner, instance, layers = (model.facts.get(fact) for fact in ("inner", "instance", "layers"))
+    held = [inner] if inner is not None else layers if isinstance(layers, list) else []
+    held = [*held, *instance.attrs.values()] if isinstance(instance, Instance) else held
+    found = [model_of(value) for value in flat(list(held))]
+    return [part for part in found if part is not None and part is not model]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from halfstep.events.vocabulary import GradRead, NoSyncEnter, NoSyncExit, SetEpoch, ZeroGrad
 from halfstep.imagine.library import frameworks, optimizing, training
-from halfstep.imagine.library.externals import MAIN, flat
+from halfstep.imagine.library.externals import MAIN
 from halfstep.imagine.library.stdlib import environment
 from halfstep.imagine.naming import hinted
 from halfstep.imagine.state import Reach
@@ -301,6 +301,8 @@ def write(state: Calls, thing: Thing, name: str, new: Value, node: ast.AST) -> N
         elif on and state.no_sync:
             state.no_sync.clear()
             state.emit(NoSyncExit, node, model=thing)
+    elif name == "training" and thing.kind == "model":
+        optimizing.switch(state, thing, state.truth(new, node), node)
     elif thing.kind == "dataset" and "epoch" in name:
         state.emit(SetEpoch, node, target=thing, value=state.number("value"))
 
@@ -336,4 +338,4 @@ def model_in(value: Value) -> Thing | None:
     return model_of(settled(value))
 
 
-__all__ = ["flat", "is_framework_method", "item", "model_in", "open_accumulation", "read", "write"]
+__all__ = ["is_framework_method", "item", "model_in", "open_accumulation", "read", "write"]

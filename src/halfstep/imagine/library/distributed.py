@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from halfstep.events.vocabulary import Collective, Made
-from halfstep.imagine.values import Tensor, Thing, Unknown, Value, model_of, settled, tagged
+from halfstep.imagine.values import Tensor, Thing, Unknown, Value, flat, model_of, settled, tagged
 
 if TYPE_CHECKING:
     from halfstep.imagine.calls import Calls
@@ -34,6 +34,11 @@ COLLECTIVES = (
 )
 
 
+SYNCING = ("all_reduce", "broadcast", "all_gather", "reduce")
+SYNCING_OBJECTS = ("broadcast_object_list", "all_gather_object")
+"""Collectives after which all ranks hold the same in the list that is their first argument."""
+
+
 def _init(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     backend = args[0] if args else kwargs.get("backend")
     state.make("group", node, backend=backend if isinstance(backend, str) else None)
@@ -51,9 +56,11 @@ def _world(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -
 def _collective(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     kind = path.rsplit(".", 1)[-1]
     state.emit(Collective, node, kind=kind)
-    for value in args:
-        value = settled(value)
-        if isinstance(value, (Tensor, Unknown)) and kind in ("all_reduce", "broadcast", "all_gather", "reduce"):
+    table = settled(args[0]) if args else None
+    if kind in SYNCING_OBJECTS and isinstance(table, list):
+        table[:] = [Unknown("agreed", frozenset({"data", "synced"})) for _ in table]
+    for value in flat(args):
+        if isinstance(value, (Tensor, Unknown)) and kind in SYNCING:
             value.tags = (value.tags - {"rank"}) | {"synced"}
     return None
 

@@ -20,6 +20,7 @@ from halfstep.imagine.values import (
     Unknown,
     Value,
     derive,
+    flat,
     model_of,
     settled,
     tags_of,
@@ -109,19 +110,6 @@ def escape(args: list[Value], kwargs: dict[str, Value]) -> None:
                 held = settled(held)
                 if isinstance(held, Thing) and held.kind in ESCAPING and held.kind != "model":
                     held.escaped = True
-
-
-def flat(values: list[Value], depth: int = 0) -> list[Value]:
-    """Values and what containers among them hold."""
-    found: list[Value] = []
-    for value in values[:60]:
-        if isinstance(value, (list, tuple)) and depth < 3:
-            found.extend(flat(list(value), depth + 1))
-        elif isinstance(value, dict) and depth < 3:
-            found.extend(flat(list(value.values()), depth + 1))
-        else:
-            found.append(settled(value))
-    return found
 
 
 def blend(state: Calls, name: str, values: list[Value], node: ast.AST) -> Value:

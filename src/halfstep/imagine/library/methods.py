@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from halfstep.events.vocabulary import Retain, SetEpoch
 from halfstep.imagine.library import frameworks, optimizing, tensor_methods
-from halfstep.imagine.library.externals import blend, call_unknown, flat, shown
+from halfstep.imagine.library.externals import blend, call_unknown, shown
 from halfstep.imagine.naming import hinted
 from halfstep.imagine.values import (
     Bound,
@@ -19,6 +19,7 @@ from halfstep.imagine.values import (
     Unknown,
     Value,
     derive,
+    flat,
     model_of,
     settled,
     tags_of,

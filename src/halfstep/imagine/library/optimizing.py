@@ -19,7 +19,7 @@ from halfstep.events.vocabulary import (
 from halfstep.imagine.library import frameworks, tensor_methods, tensors, training
 from halfstep.imagine.library.externals import blend
 from halfstep.imagine.state import Reach
-from halfstep.imagine.values import Instance, Ratio, Tensor, Thing, Unknown, Value, model_of, settled, tagged
+from halfstep.imagine.values import Instance, Ratio, Tensor, Thing, Unknown, Value, model_of, parts_of, settled, tagged
 
 if TYPE_CHECKING:
     from halfstep.imagine.calls import Calls
@@ -71,16 +71,21 @@ def _named_parameters(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, no
 def _set_mode(training_mode: bool) -> Callable[..., Value]:
     def handler(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
         mode = training_mode
-        if training_mode and args:
-            mode = state.truth(args[0], node)
-        for other in state.things:
-            inner = other.facts.get("inner")
-            if other.kind == "model" and (thing in other.family() or inner is thing):
-                other.training = mode
-        state.emit(Mode, node, model=thing, training=mode)
+        if training_mode and (args or kwargs):
+            mode = state.truth(args[0] if args else kwargs.get("mode"), node)
+        switch(state, thing, mode, node)
         return thing.facts.get("instance") or thing
 
     return handler
+
+
+def switch(state: Calls, thing: Thing, training_mode: bool, node: ast.AST) -> None:
+    """A model and what it holds or is wrapped in change to training or evaluation."""
+    for other in state.things:
+        inner = other.facts.get("inner")
+        if other.kind == "model" and (thing in other.family() or inner is thing):
+            other.training = training_mode
+    state.emit(Mode, node, model=thing, training=training_mode)
 
 
 def _to(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
@@ -173,12 +178,21 @@ def _other_model_method(state: Calls, thing: Thing, name: str, args: Args, kwarg
     if name in ("add_module", "register_module", "append") and args and model_of(args[-1]) is not None:
         state.setattr(thing, str(settled(args[0])) if len(args) > 1 else "appended", args[-1], node)
         return None
-    if name in ("modules", "children", "named_modules", "named_children", "buffers"):
+    if name in ("modules", "children", "named_modules", "named_children"):
+        held = _all_of(thing, 0) if name.endswith("modules") else parts_of(thing)
+        values = [part.facts.get("instance") or part for part in dict.fromkeys(held)]
+        return [("name", value) for value in values] if name.startswith("named") else values
+    if name == "buffers":
         return []
     made = blend(state, f"{name}()", [*args, *kwargs.values(), thing], node)
     if isinstance(made, Tensor):
         state._mark_distribution(thing, made, node)
     return made
+
+
+def _all_of(model: Thing, depth: int) -> list[Thing]:
+    """A module and all that it holds, outermost first."""
+    return [model, *(m for part in parts_of(model) for m in _all_of(part, depth + 1))] if depth < 6 else []
 
 
 def write_param(state: Calls, thing: Thing, node: ast.AST) -> Value:

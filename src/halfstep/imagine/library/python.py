@@ -43,7 +43,8 @@ def _same_items(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: s
         copied.owners, copied.facts = value.owners, {**value.facts, "generator": False}
         return copied
     if isinstance(value, (list, tuple)):
-        return items_like(list(value), value) if isinstance(value, Items) else list(value)
+        values = list(value)[::-1] if path == "builtins.reversed" else list(value)
+        return items_like(values, value) if isinstance(value, Items) else values
     if isinstance(value, dict):
         return list(value)
     if isinstance(value, (Thing, Stream)):

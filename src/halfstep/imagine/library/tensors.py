@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from halfstep.events.vocabulary import Loss, Numeric, RandomDraw
 from halfstep.imagine.arithmetic import check_half_reduction, region_dtype, say_small_guard
 from halfstep.imagine.library.training import edit_gradients
-from halfstep.imagine.values import NO_TAGS, Tensor, Thing, Unknown, Value, derive, model_of, settled, tags_of
+from halfstep.imagine.values import NO_TAGS, Tensor, Thing, Unknown, Value, derive, flat, model_of, settled, tags_of
 
 if TYPE_CHECKING:
     from halfstep.imagine.calls import Calls
@@ -64,7 +64,7 @@ LOSS_NAMES = re.compile(r"(_loss|cross_entropy|binary_cross_entropy\w*|kl_div|_e
 
 def apply(state: Calls, name: str, inputs: Args, kwargs: Kwargs, node: ast.AST) -> Value:
     """A tensor function of this name, whether it was called as a function or as a method."""
-    from halfstep.imagine.library.externals import blend, flat
+    from halfstep.imagine.library.externals import blend
 
     tensors = [v for v in flat([*inputs, *kwargs.values()]) if isinstance(v, Tensor)]
     if not tensors:
@@ -143,8 +143,6 @@ def _function(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str
     if name == "dropout":
         state.emit(RandomDraw, node)
     if name.startswith("_foreach_") and name.endswith("_"):
-        from halfstep.imagine.library.externals import flat
-
         owners = {m for t in flat(args[:1]) if isinstance(t, Tensor) and "gradient" in t.tags for m in t.models}
         if owners:
             edit_gradients(state, owners, None, node)
@@ -161,7 +159,6 @@ NO_SUCH_TARGET = -1
 
 def loss(state: Calls, name: str, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
     """A named criterion."""
-    from halfstep.imagine.library.externals import flat
 
     reduction = kwargs.get("reduction", "mean")
     reduction = reduction if isinstance(reduction, str) else None
@@ -286,7 +283,6 @@ def _device(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) 
 
 
 def _autograd_grad(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    from halfstep.imagine.library.externals import flat
 
     outputs = args[0] if args else kwargs.get("outputs")
     tensors = [v for v in flat([outputs]) if isinstance(v, Tensor)]

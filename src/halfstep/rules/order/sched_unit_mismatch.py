@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Ref, SchedulerStep, Step
+from halfstep.events.vocabulary import Ref, SchedulerStep, Step, Turn
 from halfstep.findings.card import Card
 from halfstep.findings.finding import Found, Severity
 from halfstep.rules.listening import same_turn
@@ -77,19 +77,24 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             yield Found(event.place, f"`{scheduler.name}` is sized in batches ({where}) but moves once an epoch")
         elif per_batch and "epochs" in horizon and "loader" not in horizon:
             yield Found(event.place, f"`{scheduler.name}` is sized in epochs ({where}) but moves once a batch")
-        elif per_batch and _epoch_literal(trace, scheduler):
+        elif per_batch and "loader" not in horizon and len(event.loops) > 1 and _epoch_literal(trace, scheduler):
             yield Found(event.place, f"`{scheduler.name}` counts in epochs ({where}) but moves once a batch")
 
 
 def _per_batch(event: SchedulerStep, steps: list[Step]) -> bool | None:
-    if not steps or not any(len(s.loops) >= 2 for s in steps):
+    deep = max((len(s.loops) for s in steps), default=0)
+    if not deep or (deep == 1 and not _within_epoch(steps[-1].loops[-1:])):
         return None
-    deep = max(len(s.loops) for s in steps)
     if len(event.loops) == deep and same_turn(event, min(steps, key=lambda s: abs(s.serial - event.serial))):
         return True
     if len(event.loops) == deep - 1:
         return False
     return None
+
+
+def _within_epoch(loops: tuple[Turn, ...]) -> bool:
+    """Whether a loop without another around it takes several turns for an epoch."""
+    return any(turn.tags & {"loader", "part"} for turn in loops)
 
 
 def _where(trace: Trace, scheduler: Ref) -> str:

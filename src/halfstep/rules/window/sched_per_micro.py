@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Ref, SchedulerStep, Step
+from halfstep.events.vocabulary import Backward, Ref, SchedulerStep, Step
 from halfstep.findings.card import Card
 from halfstep.findings.finding import Found, Safety, Severity
 from halfstep.rules.listening import accumulation, into_window
@@ -60,16 +60,26 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         return
     for event in trace.of(SchedulerStep):
         way = accumulation(trace, event.optimizer) if event.optimizer is not None else None
-        if way is None or not way.guarded or event.argument or _sized_in_micro_batches(trace, event.scheduler):
+        if way is None or event.argument or _sized_in_micro_batches(trace, event.scheduler):
             continue
-        moves = sum(e.scheduler == event.scheduler for e in trace.of(SchedulerStep))
         steps = sum(e.optimizer == event.optimizer for e in trace.of(Step))
-        if moves >= steps * max(2, way.size - 1):
+        if _moves(trace, event) >= steps * max(2, way.size - 1):
             fix = into_window(trace, event, event.optimizer) if event.optimizer is not None else None
             yield Found(
                 event.place, f"`{event.scheduler.name}` moves on every micro-batch, its optimizer once in {way.size}", fix
             )
             return
+
+
+def _moves(trace: Trace, move: SchedulerStep) -> int:
+    """How often a scheduler moves after a backward pass: moves in a row count once."""
+    moves, ran = 0, False
+    for event in trace.of(Backward, SchedulerStep):
+        if isinstance(event, Backward):
+            ran = ran or move.optimizer in event.optimizers
+        elif event.scheduler == move.scheduler:
+            moves, ran = moves + ran, False
+    return moves
 
 
 def _sized_in_micro_batches(trace: Trace, scheduler: Ref) -> bool:
