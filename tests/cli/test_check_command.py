@@ -255,6 +255,11 @@ def test_baseline_hides_what_was_there_and_shows_what_is_new(script: Path, capsy
     assert [f["rule"] for f in _json(capsys)] == ["clip-after-step"]
 
 
+def test_baseline_that_cannot_be_written_exits_2(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--write-baseline", "no/such/folder.json", str(script)]) == 2
+    assert capsys.readouterr().err == "halfstep: no/such/folder.json cannot be written: No such file or directory.\n"
+
+
 def test_baseline_that_is_not_there_exits_2(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     missing = script.parent / "none.json"
     assert main(["check", "--baseline", str(missing), str(script)]) == 2

@@ -81,11 +81,22 @@ def test_line_ends_and_byte_order_mark_are_kept(script):
     [
         (["--accumulate", "0"], "--accumulate 0: an update has at least 1 micro-batch. Use 1 or more."),
         (["--diff", "--in-place"], "--output, --in-place and --diff exclude each other. Use one of them."),
+        (
+            ["--engine", "--ddp"],
+            "--engine and --ddp exclude each other: under torchrun an engine joins the ranks by itself. Use one of them.",
+        ),
+        (["--output", "no/such/folder.py"], "no/such/folder.py cannot be written: No such file or directory."),
     ],
 )
 def test_wrong_options_are_one_sentence(script, capsys, words, sentence):
     assert main(["convert", str(script), *words]) == 2
     assert capsys.readouterr().err == f"halfstep: {sentence}\n"
+
+
+def test_notebook_is_one_sentence(capsys):
+    assert main(["convert", "train.ipynb"]) == 2
+    said = "halfstep: train.ipynb is a notebook, and only Python files are converted: save its code as one.\n"
+    assert capsys.readouterr().err == said
 
 
 def test_missing_file_is_one_sentence(capsys):

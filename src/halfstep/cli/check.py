@@ -81,8 +81,8 @@ def run(args: argparse.Namespace) -> int:
     limit = severity_of(args.severity)
     report = _check_all(args, settings, limit)
     if args.write_baseline:
-        Path(args.write_baseline).write_text(json.dumps(_counts(report.findings), indent=2, sort_keys=True) + "\n")
-        print(f"{len(report.findings)} findings noted in {args.write_baseline}.", file=sys.stderr)
+        _write_baseline(args.write_baseline, report.findings)
+        print(f"{counted(len(report.findings), 'finding')} noted in {args.write_baseline}.", file=sys.stderr)
         return 0
     if args.baseline:
         report.findings = _without_known(report.findings, args.baseline)
@@ -230,6 +230,13 @@ def _key(finding: Finding) -> str:
 
 def _counts(findings: list[Finding]) -> dict[str, int]:
     return dict(Counter(_key(f) for f in findings))
+
+
+def _write_baseline(file: str, findings: list[Finding]) -> None:
+    try:
+        Path(file).write_text(json.dumps(_counts(findings), indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written: {error.strerror or error}.") from error
 
 
 def _without_known(findings: list[Finding], baseline: str) -> list[Finding]:

@@ -53,6 +53,12 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(f"--accumulate {args.accumulate}: an update has at least 1 micro-batch. Use 1 or more.")
     if sum((bool(args.output), args.in_place, args.diff)) > 1:
         raise UsageError("--output, --in-place and --diff exclude each other. Use one of them.")
+    if args.engine and args.ddp:
+        raise UsageError(
+            "--engine and --ddp exclude each other: under torchrun an engine joins the ranks by itself. Use one of them."
+        )
+    if args.script.endswith(".ipynb"):
+        raise UsageError(f"{args.script} is a notebook, and only Python files are converted: save its code as one.")
 
 
 def _read(script: str) -> bytes:
@@ -76,9 +82,16 @@ def _write(args: argparse.Namespace, raw: bytes, before: str, after: str) -> Non
         changes = difflib.unified_diff(before.splitlines(True), after.splitlines(True), args.script, args.script)
         sys.stdout.writelines(changes)
     elif args.output or args.in_place:
-        Path(args.output or args.script).write_bytes(rewritten(raw, Source(args.script, after)))
+        _save(Path(args.output or args.script), rewritten(raw, Source(args.script, after)))
     else:
         sys.stdout.write(after)
+
+
+def _save(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
 def _say(result: Conversion) -> None:

@@ -93,6 +93,17 @@ def test_no_sync_is_around_forward_and_backward_of_all_but_the_last_micro_batch(
     )
 
 
+@pytest.mark.parametrize(
+    ("head", "device"),
+    [(HEAD, '"cpu"'), (HEAD + "device = None\n", "next(ddp_model.parameters()).device.type")],
+    ids=["nothing moves", "the model says"],
+)
+def test_scaler_on_several_ranks_reads_its_device_from_what_is_made_by_then(head, device):
+    text = change(PLAIN, head=head, precision="fp16", ddp=True).text
+    made = text.index(f"scaler = torch.amp.GradScaler({device})\n")
+    assert "ddp_model" not in device or text.index("ddp_model = Dist") < made
+
+
 @pytest.mark.parametrize("name", sorted(p.stem for p in SCRIPTS.glob("*.py") if p.stem != "helper_module"))
 def test_every_line_that_no_edit_names_is_kept_with_its_comment(name):
     path = SCRIPTS / f"{name}.py"

@@ -119,7 +119,7 @@ def _of_model(program: Program) -> str:
 
 def _mentions_devices(program: Program) -> bool:
     return any(
-        (isinstance(n, ast.Attribute) and n.attr in ("cuda", "to", "device"))
+        (isinstance(n, ast.Attribute) and n.attr in ("cuda", "to", "device") and ast.unparse(n) != "torch.cuda")
         or (isinstance(n, (ast.Name, ast.arg)) and "device" in (n.id if isinstance(n, ast.Name) else n.arg))
         or (isinstance(n, ast.keyword) and n.arg == "device")
         for n in ast.walk(program.syntax.tree)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from halfstep.events.trace import Trace
 from halfstep.events.vocabulary import Backward, Clip, Event, GradRead, SchedulerStep, Step
@@ -14,7 +14,7 @@ from halfstep.imagine.converting.patch import Patch
 from halfstep.imagine.converting.places import backward_calls, step_calls
 from halfstep.imagine.converting.program import Program
 from halfstep.imagine.converting.reach import Carrier, Home, home_of
-from halfstep.imagine.converting.syntax import Block
+from halfstep.imagine.converting.syntax import Block, bound_names, read_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +32,12 @@ def add_scaler(program: Program, patch: Patch, *, auto: bool, device: str = "") 
         NotSure: the scaler cannot be brought to every place that needs it.
     """
     home = home_of(program)
+    device = device or device_type(program, home.function)
+    home = _known_there(program, home, device)
     plain = program.syntax.fresh("scaler", "grad_scaler", "loss_scaler")
     dtype = program.syntax.fresh("amp_dtype", "autocast_dtype")
     names = Names(home.prefix + plain, home.prefix + dtype if auto else "torch.float16")
-    _make(program, patch, home, names, auto, device or device_type(program, home.function))
+    _make(program, patch, home, names, auto, device)
     carrier = Carrier(program, patch, home, (dtype, plain) if auto else (plain,))
     used = _used(program)
     for event in {e.stack: e for e in [*used, *program.all(Step)]}.values():
@@ -65,6 +67,16 @@ def _used(program: Program) -> list[Backward]:
                 found += waiting
                 waiting = []
     return found
+
+
+def _known_there(program: Program, home: Home, device: str) -> Home:
+    """The home, behind what the device is read from where that is made later."""
+    if home.early:
+        return home
+    block, index = program.syntax.block(home.statement)
+    names = read_names(ast.parse(device))
+    later = [s for s in block[index + 1 :] if isinstance(s, ast.Assign) and bound_names(s) & names]
+    return replace(home, statement=later[-1]) if later else home
 
 
 def _make(program: Program, patch: Patch, home: Home, names: Names, auto: bool, device: str) -> None:
