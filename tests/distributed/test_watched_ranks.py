@@ -106,7 +106,7 @@ def test_the_page_of_ranks_sets_them_side_by_side(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     command = [sys.executable, "-m", "halfstep", "watch", "--html", str(page), str(tmp_path / "train.py"), "fork", "none"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
-    assert "6 updates heard. No findings" in done.stdout
+    assert "\nhalfstep watch: 3 updates heard on each of 2 ranks. No findings" in done.stdout
     assert "came to its end" in page.read_text()
 
 

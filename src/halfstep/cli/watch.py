@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from halfstep.record.telling import Heard
     from halfstep.record.verdict import Verdict
     from halfstep.rules.settings import Settings
+
+
+MOST_COLUMNS = 110
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -104,7 +108,8 @@ def _write_page(path: Path, title: str, verdict: Verdict, ending: Ending) -> Non
     from halfstep.report.html import Watched, watched_page
 
     parts = {number: process.measured.get("parts", ()) for number, process in enumerate(verdict.heard)}
-    facts = [("updates", str(sum(process.updates for process in verdict.heard))), ("ranks", str(len(verdict.heard)))]
+    facts = [("updates", str(max((process.updates for process in verdict.heard), default=0)))]
+    facts += [("ranks", str(len(verdict.heard)))] if len(verdict.heard) > 1 else []
     facts += [("how it ended", ending.words)] if ending.words else []
     findings = [_near(finding) for finding in verdict.findings]
     sources = {str(Path(f.path)): verdict.sources.get(str(Path(f.path).resolve()), "") for f in findings}
@@ -197,10 +202,22 @@ def _print_text(verdict: Verdict, findings: list[Finding], ending: Ending, out: 
     if findings:
         print(to_text(findings, sources), end="\n\n", file=out)
     if verdict.heard:
-        print("\n".join(measured(verdict.heard[0].measured.get("parts", ()))), end="\n\n", file=out)
-    updates = sum(process.updates for process in verdict.heard)
+        print("\n".join(measured(verdict.heard[0].measured.get("parts", ()), _width(out))), end="\n\n", file=out)
     ended = f" The script did not come to its end: {ending.words}." if ending.words else ""
-    print(
-        f"halfstep watch: {updates} update{'s' * (updates != 1)} heard.{ended} {summary(len(findings), len(verdict.sources), 0)}",
-        file=out,
-    )
+    print(f"halfstep watch: {_updates(verdict.heard)}.{ended} {summary(len(findings), len(verdict.sources), 0)}", file=out)
+
+
+def _width(out: TextIO) -> int:
+    """The columns of a terminal; enough for a line of a log elsewhere."""
+    return min(MOST_COLUMNS, shutil.get_terminal_size().columns) if out.isatty() else MOST_COLUMNS
+
+
+def _updates(heard: Sequence[Heard]) -> str:
+    """How many updates were heard, and on how many ranks or processes."""
+    counts = [process.updates for process in heard]
+    most = max(counts, default=0)
+    told = f"{most} update{'s' * (most != 1)} heard"
+    if len(counts) < 2:
+        return told
+    up_to = "up to " if len(set(counts)) > 1 else ""
+    return f"{up_to}{told} on each of {len(counts)} {'ranks' if heard[0].rank is not None else 'processes'}"

@@ -80,14 +80,14 @@ def samples_table(heard: Sequence[Heard]) -> Table | None:
     """What loaders handed out; None where none was followed to the end of a pass."""
     rows = [
         *(
-            (str(d.place.line if d.place else "unknown"), *map(str, (d.size, d.passes, len(d.unseen), d.doubled)))
+            (f"line {d.place.line}" if d.place else "unknown", *map(str, (d.size, d.passes, len(d.unseen), d.doubled)))
             for d in joined([h.samples for h in _all(heard)])
         )
     ]
     about = (
         "All samples of a data set should be handed out in every pass, to one rank each; a few twice where ranks share unevenly."
     )
-    columns = ("loader in line", "samples", "whole passes", "seen by nobody", "more than once a pass")
+    columns = ("loader", "samples", "whole passes", "seen by nobody", "more than once a pass")
     return Table(title="Samples", about=about, columns=columns, rows=tuple(rows)) if rows else None
 
 
@@ -280,12 +280,15 @@ def ranks_table(heard: Sequence[Heard]) -> Table | None:
     if len(ranks) < 2:
         return None
     columns = ("rank", "updates", "backward passes", "DDP reductions", "own collectives", "idle parameters", "last line", "end")
+    told = [f"rank {h.rank}: {h.updates} updates, {_backwards(h)} backward passes, {_end(h)}" for h in ranks]
+    shown = (*told[:MOST_NAMED], f"and {len(told) - MOST_NAMED} more") if len(told) > MOST_NAMED + 1 else tuple(told)
     return Table(
         title="Ranks",
         about="All ranks should have made the same updates and ended in the same line. One reduction an update is enough: more "
         "of them are time that no_sync() would save. Idle parameters got nothing but zeros from this rank's own micro-batches.",
         columns=columns,
         rows=tuple(map(_row, ranks)),
+        glance=shown,
     )
 
 
@@ -301,9 +304,13 @@ def _row(heard: Heard) -> tuple[str, ...]:
         *(
             f"{len(idle)} of {len(shared.names)}" if shared.idle else "unknown",
             _line(_last(heard)),
-            heard.ending or "came to its end",
+            heard.ending or "it came to its end",
         ),
     )
+
+
+def _end(heard: Heard) -> str:
+    return f"{heard.ending or 'it came to its end'}, last heard in line {_line(_last(heard))}"
 
 
 def _line(event: Event | None) -> str:

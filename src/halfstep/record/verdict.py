@@ -49,11 +49,11 @@ def reach(heard: Sequence[Heard], settings: Settings) -> Verdict:
 
 
 def _ranks(heard: Sequence[Heard]) -> list[Heard]:
-    """The ranks in order, the first with a table of all; without ranks, every process."""
+    """The ranks in order, the first with tables of all; without ranks, every process."""
     ranks = sorted((h for h in heard if h.rank is not None), key=lambda h: h.rank or 0) or list(heard)
-    tables = [table for table in (ranks_table(ranks), samples_table(ranks)) if table is not None]
-    if tables:
-        ranks[0].measured = {**ranks[0].measured, "parts": [*tables, *ranks[0].measured.get("parts", ())]}
+    if ranks:
+        parts = [ranks_table(ranks), *ranks[0].measured.get("parts", ()), samples_table(ranks)]
+        ranks[0].measured = {**ranks[0].measured, "parts": [part for part in parts if part is not None]}
     return ranks
 
 

@@ -21,7 +21,7 @@ from halfstep.record.telling import Heard
 from halfstep.record.writing import ask, read, replayed, reporting
 
 Report = Callable[[Ending, list[Heard]], int]
-"""Reports, and returns the exit code."""
+"""Reports, and returns the exit code; under a launcher it stays the script's, since another would fail the launch."""
 
 
 def watch(target: str, args: list[str], *, module: bool, report: Report, asked: Asked | None = None) -> int:
@@ -73,7 +73,8 @@ class _Watching:
             return ending.code
         heard, ending = read(self.folder), replayed(self.folder) or ending
         shutil.rmtree(self.folder, ignore_errors=True)
-        return self.report(ending, heard)
+        code = self.report(ending, heard)
+        return code if self.launch is None else ending.code
 
 
 def _folder() -> Path:

@@ -14,6 +14,20 @@ from halfstep.report.html_page import Fact, Section, chip, code, folded, inline,
 from halfstep.report.parts import AnyPart, Lines
 
 CONTEXT_LINES = 3
+COUNTED = {
+    Severity.PERF: ("way to save time", "ways to save time"),
+    Severity.INFO: ("note", "notes"),
+    Severity.STYLE: ("remark on style", "remarks on style"),
+}
+"""What one finding of a severity is called where they are counted, and several; the others go by their own name."""
+WORDS = paragraph(
+    "An update is one step of the optimizer. Forward computes the loss, backward its gradient, which says how each weight should "
+    "change; the norm is its length. A rank is one of several processes that train one model together."
+) + paragraph(
+    "FP32, FP16 and BF16 are number formats of 32, 16 and 16 bits. FP16 reaches from 0.00006, below which it loses digits, to "
+    "65,504; BF16 reaches as far as FP32, with fewer digits. The loss scale is a factor that lifts gradients into FP16's range: "
+    "an update whose gradients overflow is skipped, and the factor halved. NaN is the result of what has none, such as 0 / 0."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +58,9 @@ def watched_page(run: Watched) -> str:
     found = "".join(finding_card(finding, run.sources) for finding in ranked) or paragraph("Nothing was found wrong.")
     pictures = "".join(figure(part) for part in joined(run.parts))
     sections = [
-        Section(title="What is wrong", content=found),
+        Section(title="What was found", content=found),
         Section(title="The run in pictures", content=pictures, about="Each says what a good and a bad one look like."),
+        Section(title="Words", content=folded("What the words on this page mean", WORDS)),
     ]
     return page(run.title, lead=headline(ranked), facts=facts, sections=sections)
 
@@ -55,7 +70,8 @@ def headline(findings: Sequence[Finding]) -> str:
     if not findings:
         return "No fault was seen in this run."
     counts = Counter(finding.severity for finding in findings)
-    words = [f"{counts[s]} {s.value}{'s' if counts[s] > 1 and s is not Severity.PERF else ''}" for s in Severity if counts[s]]
+    names = {s: COUNTED.get(s, (s.value, f"{s.value}s")) for s in Severity}
+    words = [f"{counts[s]} {names[s][counts[s] > 1]}" for s in Severity if counts[s]]
     first = find_card(findings[0].rule).what
     return f"{', '.join(words)}. Look at this first: {first}"
 
@@ -72,11 +88,15 @@ def finding_card(finding: Finding, sources: Mapping[str, str]) -> str:
     where = f"{finding.path}:{finding.line}" if known else "place unknown"
     head = f"{chip(finding.severity.value, finding.severity.value)}<h3>{inline(card.what)}</h3>"
     return (
-        f'<article class="finding is-{finding.severity.value}"><header>{head}</header>{paragraph(finding.message)}'
+        f'<article class="finding is-{finding.severity.value}"><header>{head}</header>{paragraph(_sentence(finding.message))}'
         f'<p class="soft">{escaped(where)} · {escaped(finding.rule)} ({escaped(finding.code)})</p>'
         f"{_excerpt(finding, sources.get(finding.path, ''))}{paragraph(finding.why or card.why)}"
         f"{folded('What to write instead', code(list(enumerate(card.instead.rstrip().splitlines(), 1))))}</article>"
     )
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "`")) else ".")
 
 
 def _excerpt(finding: Finding, source: str) -> str:

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from html import escape as escaped
 
 from halfstep.report.html_page import folded, inline
-from halfstep.report.parts import AnyPart, Bars, Heat, Lines, Series, Table
+from halfstep.report.parts import ZERO, AnyPart, Bars, Heat, Lines, Series, Table
 
 WIDTH, HEIGHT = 1000.0, 300.0
 NUM_COLOURS = 6
-PINS_APART = 0.12
+PINS_APART, AT_EDGE = 0.12, 0.05
 MOST_ROWS = 40
 
 
@@ -45,6 +45,8 @@ def number(value: float | None, unit: str = "") -> str:
     """A number for a person: three digits, and words for what is none."""
     if value is None:
         return "unknown"
+    if unit == "power of ten":
+        return number(10.0**value)
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}infinity"
     if unit == "share":
@@ -53,7 +55,7 @@ def number(value: float | None, unit: str = "") -> str:
         value, unit = value * 1e3, "ms"
     size = abs(value)
     text = f"{value:.3g}" if size < 1000 else f"{value:,.0f}" if size < 1e6 else f"{value:.3g}"
-    return f"{text} {unit}" if unit and unit != "power of ten" else text
+    return f"{text} {unit}" if unit else text
 
 
 class _Axes:
@@ -63,6 +65,7 @@ class _Axes:
         points = [point for series in part.series for point in series.points]
         finite = [y for _, y in points if math.isfinite(y) and (y > 0 or not part.log)]
         xs = [x for x, _ in points] or [0.0]
+        self.any = bool(finite)
         self.log, self.unit = part.log, part.unit
         self.left, self.right = min(xs), max(xs)
         low, high = min(finite, default=0.0), max(finite, default=1.0)
@@ -89,7 +92,9 @@ class _Axes:
         return 1 - (self._scaled(y) - self.low) / (self.high - self.low)
 
     def labels(self) -> list[str]:
-        """The values at the top, the middle and the bottom."""
+        """The values at the top, the middle and the bottom; none where no value has a place."""
+        if not self.any:
+            return []
         at = [self.high, (self.high + self.low) / 2, self.low]
         return [number(10**y if self.log else y, self.unit) for y in at]
 
@@ -116,17 +121,19 @@ def _mark(share: float, text: str) -> str:
 
 
 def _path(axes: _Axes, series: Series, index: int) -> str:
-    """A line that breaks where a value has no place; a point that stands alone is seen as a short stroke."""
-    steps, drawing = [], False
+    """A line that breaks where a value has no place; a point that stands alone is a dot."""
+    runs: list[list[str]] = [[]]
     for x, y in series.points:
         down = axes.share_y(y)
         if down is None:
-            drawing = False
-            continue
-        at = f"{axes.share_x(x) * WIDTH:.1f} {down * HEIGHT:.1f}"
-        steps.append(f"L{at}" if drawing else f"M{at}h.5")
-        drawing = True
-    return f'<path class="series s{index % NUM_COLOURS}" d="{"".join(steps)}"><title>{escaped(series.name)}</title></path>'
+            runs.append([])
+        else:
+            runs[-1].append(f"{axes.share_x(x) * WIDTH:.1f} {down * HEIGHT:.1f}")
+    lines = "".join(f"M{'L'.join(run)}" for run in runs if len(run) > 1)
+    dots = "".join(f"M{run[0]}h0" for run in runs if len(run) == 1)
+    drawn = (("series", lines), ("series dots", dots))
+    told = f"<title>{escaped(series.name)}</title>"
+    return "".join(f'<path class="{kind} s{index % NUM_COLOURS}" d="{d}">{told}</path>' for kind, d in drawn if d)
 
 
 def _stretches(axes: _Axes, lines: Sequence[Series]) -> list[tuple[float, float, str]]:
@@ -160,7 +167,8 @@ def _pins(stretches: Sequence[tuple[float, float, str]]) -> str:
     for left, _, word in stretches:
         if left - last >= PINS_APART:
             last = left
-            pins.append(f'<span class="pin" style="left:{left:.2%}">{word}</span>')
+            edge = " left" if left < AT_EDGE else " right" if left > 1 - AT_EDGE else ""
+            pins.append(f'<span class="pin{edge}" style="left:{left:.2%}">{word}</span>')
     return "".join(pins)
 
 
@@ -175,6 +183,8 @@ def _legend(part: Lines) -> str:
 def _told(series: Series, unit: str) -> str:
     values = [y for _, y in series.points]
     finite = [y for y in values if math.isfinite(y)]
+    if len(values) == 1:
+        return f"{series.name}: {number(values[0], unit)}"
     if not finite:
         return f"{series.name}: {'no finite value' if values else 'unknown'}"
     told = f"first {number(values[0], unit)}, least {number(min(finite), unit)}, most {number(max(finite), unit)}"
@@ -187,8 +197,9 @@ def _heat(part: Heat) -> str:
     ends = f"<span>{escaped(part.columns[0])}</span><span>{escaped(part.columns[-1])}</span>" if part.columns else ""
     axis = f'<div class="row"><span></span><div class="axis">{ends}</div></div>'
     low, high = number(part.low, part.unit), number(part.high, part.unit)
-    unit = f" ({escaped(part.unit)})" if part.unit == "power of ten" else ""
-    red = '<span class="red"></span>NaN or infinity<span class="grey"></span>unknown'
+    unit = " (logarithmic)" if part.unit == "power of ten" else ""
+    keys = (("red", "NaN or infinity"), ("grey", "unknown"))
+    red = "".join(f'<span class="key"><span class="{colour}"></span>{text}</span>' for colour, text in keys)
     scale = f'<div class="scale">{low}<span class="ramp"></span>{high}{unit}{red}</div>'
     return f'<div class="heat">{rows}{axis}{scale}</div>'
 
@@ -202,9 +213,9 @@ def _row(part: Heat, name: str, values: Sequence[float | None]) -> str:
 
 
 def _cell(part: Heat, index: int, value: float | None) -> str:
-    where = f'x="{index}" y="0" width="1.02" height="1"'
+    where = f'x="{index}" y="0" width="1" height="1"'
     told = f"<title>{escaped(part.columns[index])}: {escaped(number(value, part.unit))}</title>"
-    if value is None or not math.isfinite(value):
+    if value is None or not (math.isfinite(value) or value == ZERO):
         return f'<rect class="{"none" if value is None else "nan"}" {where}>{told}</rect>'
     share = min(1.0, max(0.0, (value - part.low) / (part.high - part.low or 1.0)))
     return f'<rect class="cell" {where} fill-opacity="{share:.2f}">{told}</rect>'

@@ -59,9 +59,16 @@ class Lines(Part):
     x: str = "update"
 
 
+ZERO = float("-inf")
+"""Nothing, as a power of ten."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heat(Part):
-    """One number a row and column, as colour: `values[row][column]`, from `low` to `high`; None is unknown."""
+    """One number a row and column, as colour: `values[row][column]`, from `low` to `high`; None is unknown.
+
+    With the unit `power of ten` these are the powers, and `ZERO` is zero.
+    """
 
     rows: tuple[str, ...]
     columns: tuple[str, ...]
@@ -81,10 +88,15 @@ class Bars(Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table(Part):
-    """Rows of text under named columns; numbers are already written with their unit."""
+    """Rows of text under named columns; numbers are already written with their unit.
+
+    Attributes:
+        glance: what a terminal says of it, in a few lines; None: the first rows.
+    """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    glance: tuple[str, ...] | None = None
 
 
 AnyPart: TypeAlias = Lines | Heat | Bars | Table

@@ -51,10 +51,11 @@ def _excerpt(finding: Finding, lines: list[str]) -> list[str]:
     for number in range(first, last + 1):
         shown.append(f"{number:>{width}} | {lines[number - 1]}".rstrip())
         if number == finding.line:
-            end = finding.end_column if finding.end_line == finding.line else len(lines[number - 1]) + 1
-            carets = "^" * max(1, end - finding.column)
-            before = "".join("\t" if letter == "\t" else " " for letter in lines[number - 1][: finding.column - 1])
-            shown.append(f"{' ' * width} | {before}{carets}")
+            text = lines[number - 1]
+            end = finding.end_column - 1 if finding.end_line == finding.line else len(text)
+            begin = max(finding.column - 1, len(text) - len(text.lstrip()))
+            before = "".join("\t" if letter == "\t" else " " for letter in text[:begin])
+            shown.append(f"{' ' * width} | {before}{'^' * max(1, end - begin)}")
     return shown
 
 

@@ -123,7 +123,7 @@ def test_samples_that_are_handed_out_in_no_pass_are_named_by_index(drop_last: bo
     assert told(list(unseen([heard]))) == [("data-samples-unseen", severity, message)]
     table = samples_table([heard])
     assert table is not None
-    assert table.rows == (("7", "7", "2", "1", "0"),)
+    assert table.rows == (("line 7", "7", "2", "1", "0"),)
 
 
 def test_ranks_see_a_data_set_together() -> None:

@@ -49,8 +49,7 @@ def test_updates_below_half_a_step_of_bf16_are_counted_as_lost() -> None:
     probe = watched(sizes(), model, batches, optimizer=torch.optim.SGD(model.parameters(), lr=2.0**-12))
     (finding,) = [f for f in probe.findings() if f.rule == "amp-pure-bf16-update-lost"]
     assert finding.message == (
-        "BF16 weights with a gradient that the step leaves as they are, limit 50%: `(model)` 75%; 1 of 1 layers, "
-        "median of 1 updates"
+        "BF16 weights with a gradient that the step leaves as they are, limit 50%: `(model)` 75%; 1 of 1 layers, 1 update"
     )
     assert table(probe, "BF16 updates lost to rounding").rows == (("(model)", "75.0%"),)
 
@@ -100,7 +99,7 @@ def test_a_large_learning_rate_is_told_by_the_size_of_its_updates() -> None:
     probe = watched(sizes(), model, pairs(5), optimizer=torch.optim.AdamW(model.parameters(), lr=0.5))
     (finding,) = probe.findings()
     assert finding.rule == "large-updates"
-    assert "at a learning rate of up to 0.5; 2 layers, median of 5 updates" in finding.message
+    assert "at a learning rate of up to 0.5; 2 of 2 layers, median of 5 updates" in finding.message
 
 
 def test_sparse_and_missing_gradients_are_no_obstacle() -> None:

@@ -15,7 +15,7 @@ from halfstep.findings.registry import find_card
 from halfstep.report.html import Watched, headline, joined, watched_page
 from halfstep.report.html_figure import figure, number
 from halfstep.report.html_page import page as whole_page
-from halfstep.report.parts import AnyPart, Bars, Heat, Lines, Mark, Series, Table
+from halfstep.report.parts import ZERO, AnyPart, Bars, Heat, Lines, Mark, Series, Table
 
 NAN, INF = float("nan"), float("inf")
 LOSS = Lines(
@@ -112,9 +112,10 @@ def test_numbers_are_written_for_people(value: float | None, unit: str, told: st
 
 def test_values_that_are_not_finite_break_the_line_and_are_named() -> None:
     drawn = figure(LOSS)
-    (path,) = re.findall(r'<path class="series s0" d="([^"]*)"', drawn)
-    assert path.count("M") == 2
-    assert re.findall(r'class="pin"[^>]*>(\w+)<', drawn) == ["NaN", "inf"]
+    (dots,) = re.findall(r'<path class="series dots s0" d="([^"]*)"', drawn)
+    assert dots.count("M") == 2
+    assert 'class="series s0"' not in drawn
+    assert re.findall(r'class="pin[^>]*>(\w+)<', drawn) == ["NaN", "inf"]
     assert "loss: first 4, least 2, most 4, last infinity, 2 not finite" in drawn
     assert "skipped (1)" in drawn
 
@@ -123,7 +124,7 @@ def test_a_stretch_of_nan_is_one_band_with_one_word_however_long() -> None:
     points = tuple((float(n), NAN if 20 <= n < 60 else 1.0) for n in range(100))
     drawn = figure(Lines(title="Loss", series=(Series(name="loss", points=points),)))
     assert re.findall(r'class="band" x="([\d.]+)" y="0" width="([\d.]+)"', drawn) == [("202.0", "393.9")]
-    assert re.findall(r'class="pin"[^>]*>(\w+)<', drawn) == ["NaN"]
+    assert re.findall(r'class="pin[^>]*>(\w+)<', drawn) == ["NaN"]
 
 
 def test_a_heat_map_tells_nan_from_unknown() -> None:
@@ -132,6 +133,18 @@ def test_a_heat_map_tells_nan_from_unknown() -> None:
     assert drawn.count('class="nan"') == 1
     assert drawn.count('class="none"') == 1
     assert "<title>0: 50.0%</title>" in drawn
+
+
+def test_in_powers_of_ten_zero_is_zero_and_not_unknown() -> None:
+    drawn = figure(Heat(title="Norms", rows=("fc",), columns=("0", "1"), values=((ZERO, -1.0),), low=-2.0, unit="power of ten"))
+    assert 'fill-opacity="0.00"><title>0: 0</title>' in drawn
+    assert "<title>1: 0.1</title>" in drawn
+    assert ">0.01<" in drawn
+
+
+def test_without_a_value_no_axis_is_invented() -> None:
+    nowhere = Lines(title="Loss", series=(Series(name="loss", points=((0, NAN),)),))
+    assert '<div class="y"></div>' in figure(nowhere)
 
 
 def test_a_bar_that_nobody_measured_is_unknown() -> None:

@@ -21,6 +21,7 @@ from halfstep.report.parts import AnyPart, Table
 from halfstep.rules.measured.bf16 import LEFT_PRECISION
 
 LEFT_LIMIT = 0.05
+MOST_TOLD = 3
 NAMES = {torch.float32: "FP32", torch.float16: "FP16", torch.bfloat16: "BF16", torch.float64: "FP64"}
 QUIET = {"_to_copy", "detach", "view", "t", "transpose", "expand", "empty", "zeros", "ones", "clone", "slice", "select", "alias"}
 """Operations that compute nothing."""
@@ -110,11 +111,13 @@ class Dtypes(Probe):
             "What really ran in one forward. Matrix products should be BF16 or FP16; that norms, softmax and losses are FP32 is "
             "meant. The last column says what took an operation out of low precision."
         )
-        columns, shown = (
-            ("module", "matrix products", "other operations", "why FP32"),
-            tuple(row for row in rows if any(row[1:3])),
-        )
-        return [Table(title="Number format of each module", about=about, columns=columns, rows=shown)]
+        columns = ("module", "matrix products", "other operations", "why FP32")
+        shown = tuple(row for row in rows if any(row[1:3]))
+        products = [kind for kind, tally in self._tallies.items() if tally.flops]
+        why = list(dict.fromkeys(f"`{kind.module or 'the model'}` {kind.why}" for kind in products if kind.why))
+        glance = [f"matrix products in {self._formats(products)}" if products else "no matrix products"]
+        glance += [f"in FP32: {'; '.join(why[:MOST_TOLD])}{'; ...' * (len(why) > MOST_TOLD)}"] if why else []
+        return [Table(title="Number format of each module", about=about, columns=columns, rows=shown, glance=tuple(glance))]
 
     def _row(self, name: str, kinds: list[Kind]) -> tuple[str, ...]:
         products = [kind for kind in kinds if self._tallies[kind].flops]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from halfstep.report.parts import Heat, Series
+from halfstep.report.parts import ZERO, Heat, Series
 
 MOST_POINTS = 1024
 MOST_COLUMNS = 48
@@ -77,15 +77,16 @@ class Grid:
         return Heat(title=title, about=about, rows=self._names, columns=updates, values=rows, low=low, high=high, unit=unit)
 
     def log_heat(self, *, title: str, about: str) -> Heat:
-        """The same in powers of ten; 0 has none and is unknown, what is not finite stays so."""
+        """The same in powers of ten; what is not finite stays so. The smallest is faint, and only zero has no colour."""
         powers = Grid(self._names, self._limit)
         powers._columns = [(update, tuple(_power(v) for v in values)) for update, values in self._columns]
         finite = [v for _, values in powers._columns for v in values if v is not None and math.isfinite(v)]
         low, high = min(finite, default=0.0), max(finite, default=1.0)
-        return powers.heat(title=title, about=about, low=low, high=max(high, low + 1), unit="power of ten")
+        faint = max(0.1 * (high - low), 0.5)
+        return powers.heat(title=title, about=about, low=low - faint, high=max(high, low + faint), unit="power of ten")
 
 
 def _power(value: float | None) -> float | None:
-    if value is None or value == 0:
-        return None
-    return math.log10(value) if math.isfinite(value) else value
+    if value is None or not math.isfinite(value):
+        return value
+    return math.log10(value) if value else ZERO

@@ -141,7 +141,7 @@ class Numbers(Probe):
             self._scale.add(index, scale)
         self._counts.add(skipped=skipped)
         if skipped and len(self._marks) < MOST_KEPT:
-            self._marks.append(Mark(x=index, text="skipped"))
+            self._marks.append(Mark(x=index, text="skipped update"))
 
     @property
     def first(self) -> Origin | None:
@@ -188,7 +188,7 @@ class Numbers(Probe):
     def _heat(self) -> Heat:
         return self._grid.log_heat(
             title="Gradient norm per layer",
-            about="Faint rows get hardly any gradient; a strong row that stands alone explodes. In powers of ten.",
+            about="Faint rows get hardly any gradient; a strong row that stands alone explodes. The colours are logarithmic.",
         )
 
     def detach(self) -> None:

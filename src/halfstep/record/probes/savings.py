@@ -42,6 +42,7 @@ class Profile:
         optimizer_s: in the optimizer's step.
         optimizer: its name.
         optimizer_place: the line that steps.
+        loop_place: the line of the loop over batches.
         optimizer_form: `fused`, `foreach` or `loop`.
         products_s: in matrix products, on the device.
         flops: of matrix products by dtype.
@@ -84,6 +85,7 @@ class Profile:
     speedup: float | None
     device_type: str
     optimizer_place: Place | None = None
+    loop_place: Place | None = None
 
     @property
     def whole_flops(self) -> float:
@@ -147,7 +149,7 @@ def _fp32_seconds(p: Profile, fp32: float) -> float:
 def _data(p: Profile) -> Iterator[Saving]:
     if p.share(p.waiting_s) > LIMIT:
         told = f"waiting for data takes {p.share(p.waiting_s):.0%} of an update, limit {LIMIT:.0%}"
-        yield Saving(card=cards.INPUT_WAIT, seconds=p.waiting_s, told=told)
+        yield Saving(card=cards.INPUT_WAIT, seconds=p.waiting_s, told=told, place=p.loop_place)
     slow = [copy for copy in p.transfers if "not pinned" in copy.what or "blocking" in copy.what]
     if slow:
         told = f"{sum(copy.count for copy in slow):.0f} copies an update: {slow[0].what}"

@@ -35,6 +35,7 @@ LOST_LIMIT = 0.5
 UNDERFLOW_LIMIT = 0.5
 RATIO_LIMIT = 0.1
 MOST_KEPT = 64
+MOST_TOLD = 3
 
 
 @dataclass(slots=True)
@@ -191,7 +192,8 @@ class Sizes(Probe):
             return []
         name, ratio = max(large, key=lambda item: item[1])
         message = f"an update changes `{name}` by {ratio:.0%} of its size, limit {RATIO_LIMIT:.0%}"
-        told = f"{message}, at a learning rate of up to {self._rate:g}; {len(large)} layers, {self._counted('ratio')}"
+        layers = f"{len(large)} of {len(self._seen)} layers, {self._counted('ratio')}"
+        told = f"{message}, at a learning rate of up to {self._rate:g}; {layers}"
         return [finding(bf16_cards.LARGE_UPDATES, self._place, told)]
 
     def _underflown(self) -> list[Finding]:
@@ -216,22 +218,21 @@ class Sizes(Probe):
         return [(layer, median(kept)) for layer, seen in pairs if (kept := getattr(seen, name))]
 
     def _counted(self, name: str) -> str:
-        return f"median of {max(len(getattr(seen, name)) for seen in self._seen)} updates"
+        count = max(len(getattr(seen, name)) for seen in self._seen)
+        return f"median of {count} updates" if count > 1 else "1 update"
 
     def measurements(self) -> list[AnyPart]:
         """Heat maps of update ratio and underflow, and the tables behind them."""
         parts: list[AnyPart] = []
         if any(seen.ratio for seen in self._seen):
-            about = (
-                "How far an update moves a layer against its size. A thousandth (-3) is usual, more than a tenth (-1) is much."
-            )
+            about = "How far an update moves a layer against its size. 0.001 is usual, more than 0.1 is much."
             parts.append(self._ratios.log_heat(title="Update ratio per layer", about=about))
         if any(seen.subnormal for seen in self._seen):
             about = "Share of gradient values, zeros aside, that FP16 holds with fewer digits or not at all at its loss scale."
             parts.append(self._underflow.heat(title="FP16 underflow per layer", about=about, unit="share"))
             parts.append(self._underflow_table())
         if any(seen.lost for seen in self._seen):
-            rows = tuple((name, f"{share:.1%}") for name, share in self._medians("lost"))
+            rows = tuple((name, f"{share:.1%}") for name, share in sorted(self._medians("lost"), key=lambda item: -item[1]))
             about = "Of the values that have a gradient, how many the step left bitwise as they were. FP32 weights lose none."
             parts.append(Table(title="BF16 updates lost to rounding", about=about, columns=("layer", "lost"), rows=rows))
         return parts
@@ -240,13 +241,16 @@ class Sizes(Probe):
         columns = ("layer", "FP16: fewer digits", "FP16: would be zero", "BF16: below its range", "exactly zero")
         names = ("subnormal", "vanished", "below_bf16", "zero")
         cells = [dict(self._medians(name)) for name in names]
-        layers = [name for name in self._layers.names if name in cells[0]]
+        layers = sorted(cells[0], key=lambda name: (-cells[1][name], -cells[0][name]))
         rows = tuple((name, *(f"{cell[name]:.1%}" for cell in cells)) for name in layers)
         about = (
-            f"Medians over {self._counted('subnormal').removeprefix('median of ')}. Zeros may be true ones, or values that FP16 "
-            f"has already lost in backward. BF16 has the range, and 8 instead of 11 bits for the digits."
+            f"Shares of a layer's values, {self._counted('subnormal')}. Zeros may be true ones, or values that FP16 has already "
+            f"lost in backward. BF16 has the range, and 8 instead of 11 bits for the digits."
         )
-        return Table(title="What FP16 and BF16 hold of the gradients", about=about, columns=columns, rows=rows)
+        gone = [f"`{name}` {cells[1][name]:.1%}" for name in layers[:MOST_TOLD] if cells[1][name]]
+        glance = (f"would be zero in FP16: {', '.join(gone)}",) if gone else ()
+        title = "What FP16 and BF16 hold of the gradients"
+        return Table(title=title, about=about, columns=columns, rows=rows, glance=glance)
 
     def detach(self) -> None:
         """Take out the hooks."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +51,7 @@ class Speed(Probe):
         self._profiler: Any = None
         self._mode: Operations | None = None
         self._place: Place | None = None
+        self._loop: Place | None = None
         self._profile: Profile | None = None
         self._events: list[FunctionEvent] = []
         self._seconds, self._forward_s, self._begun = 0.0, 0.0, 0.0
@@ -75,6 +76,10 @@ class Speed(Probe):
     def profiling(self) -> bool:
         """Whether seconds are being measured now: other probes should take none."""
         return self._profiler is not None
+
+    def batch_fetched(self, batch: Any, sample_ids: Sequence[int] | None) -> None:
+        """Note the line of the loop over batches."""
+        self._loop = self._loop or line_of_script()
 
     def _before_step(self, *_: Any) -> None:
         self._step_place = self._step_place or line_of_script()
@@ -152,6 +157,7 @@ class Speed(Probe):
             backward_s=_total_s(own, NODES) / NUM_UPDATES,
             optimizer_s=self._step_s / NUM_UPDATES,
             optimizer_place=self._step_place,
+            loop_place=self._loop,
             optimizer=self._optimizer_told,
             optimizer_form=self._form_told,
             products_s=_products_s(own, on_cpu) / NUM_UPDATES,
@@ -207,7 +213,7 @@ class Speed(Probe):
         p = self._profile
         if p is None:
             about = f"The script ended within {FIRST + NUM_UPDATES} updates, or skipped them: nothing was profiled."
-            return [Table(title="Time per phase", about=about, columns=("phase", "seconds"), rows=())]
+            return [Table(title="Time per phase", about=about, columns=("phase", "seconds"), rows=(), glance=(about,))]
         rest = max(0.0, p.seconds - p.waiting_s - p.forward_s - p.backward_s - p.optimizer_s)
         phases = (("waiting for data", p.waiting_s), ("forward", p.forward_s), ("backward", p.backward_s))
         about = (
@@ -215,14 +221,12 @@ class Speed(Probe):
         )
         work = tuple((str(dtype).removeprefix("torch."), flops / 1e9) for dtype, flops in p.flops.items())
         found = savings(p)
-        saved = tuple((saving.card.name, saving.seconds) for saving in found)
         rows = tuple((s.card.what, number(s.seconds, "s"), s.told, s.change) for s in found)
         most = "Seconds of one update, largest first: each change saves at most so much."
         return [
             Bars(title="Time per phase", about=about, items=(*phases, ("optimizer step", p.optimizer_s), ("the rest", rest))),
             Bars(title="Matrix work by number format", about="In one update, forward and backward.", items=work, unit="GFLOP"),
-            *([Bars(title="Could be saved", about=most, items=saved)] if saved else []),
-            Table(title="What to change", about=most, columns=("what", "at most", "measured", "change"), rows=rows),
+            Table(title="What to change", about=most, columns=("what", "at most", "measured", "change"), rows=rows, glance=()),
         ]
 
     def detach(self) -> None:
