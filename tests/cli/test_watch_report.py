@@ -47,7 +47,7 @@ def test_a_bad_batch_is_saved_told_on_a_page_and_found_again(script: Path, capsy
     assert main(["watch", "--html", "out/page.html", "--profile", "train.py"]) == 1
     told = capsys.readouterr()
     assert "the forward of the model (`log`) is the first value that is not finite" in told.out
-    assert "Loss                      !!!!!! " in told.out
+    assert "\nLoss                           !!!!!! " in told.out
     assert told.err.endswith("halfstep watch: the report is out/page.html\n")
     page = Path("out/page.html").read_text()
     assert "<h1>train.py</h1>" in page
