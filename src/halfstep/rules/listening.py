@@ -233,15 +233,37 @@ def alike(ref: Ref) -> tuple[object, ...]:
 
 
 def cleared_in(trace: Trace) -> set[Ref]:
-    """The optimizers whose gradients are cleared after a backward pass."""
+    """The optimizers whose gradients are cleared between a backward pass and a later step."""
     begun: set[Ref] = set()
+    emptied: set[Ref] = set()
     found: set[Ref] = set()
-    for event in trace.of(Backward, ZeroGrad):
+    for event in trace.of(Backward, ZeroGrad, Step):
         if isinstance(event, Backward):
             begun.update(event.optimizers)
-        else:
-            found |= begun.intersection(event.optimizers)
+        elif isinstance(event, ZeroGrad):
+            emptied |= begun.intersection(event.optimizers)
+        elif event.optimizer in emptied:
+            found.add(event.optimizer)
     return found
+
+
+def used_again(trace: Trace, optimizer: Ref) -> tuple[Backward, bool] | None:
+    """The first gradients that were added to those of a step before, if that happens often; whether a branch clears them."""
+    again: list[tuple[Step, Backward]] = []
+    clearings: list[ZeroGrad] = []
+    for event, accounts in hear(trace):
+        if isinstance(event, ZeroGrad) and optimizer in event.optimizers:
+            clearings.append(event)
+        elif isinstance(event, Step) and event.optimizer == optimizer and not event.closure:
+            account = accounts[optimizer]
+            before = account.step
+            if before is not None and account.pending and account.held[0].serial < before.serial and before.stack == event.stack:
+                again.append((event, account.pending[0]))
+    if len(again) < 2:
+        return None
+    loops = {tuple(turn.loop for turn in step.loops) for step, _ in again}
+    within = any(tuple(turn.loop for turn in zero.loops)[: len(run)] == run for zero in clearings for run in loops)
+    return again[0][1], within
 
 
 def cleared(story: Story, root: str) -> set[tuple[object, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Place, Ref, ScalerUpdate, Step, ZeroGrad
+from halfstep.events.vocabulary import Backward, Place, Ref, ScalerUpdate, Step, ZeroGrad
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 from halfstep.rules.listening import hear
@@ -76,6 +76,10 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         elif isinstance(event, ZeroGrad):
             for optimizer in event.optimizers:
                 early.pop(optimizer, None)
+        elif isinstance(event, Backward):
+            for optimizer in event.optimizers:
+                if any(earlier.stack == event.stack for earlier in accounts[optimizer].pending):
+                    early.pop(optimizer, None)
         elif isinstance(event, Step) and event.scaler is not None:
             if event.optimizer in early:
                 early_at = early[event.optimizer].place

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Backward, Ref, Step, Unscale
+from halfstep.events.vocabulary import Backward, Ref, ScalerUpdate, Step, Unscale
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
-from halfstep.rules.listening import hear
 
 CARD = Card(
     code="HS103",
@@ -57,12 +56,17 @@ def train(model, loader, epochs=2):
 
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
-    """An unscale without gradients, followed by a scaled backward before the step."""
+    """An unscale, followed by a scaled backward before the step or the scaler's next unscale or update."""
     early: dict[Ref, Unscale] = {}
     filled: dict[Ref, Backward] = {}
-    for event, accounts in hear(trace):
-        if isinstance(event, Unscale) and not accounts[event.optimizer].pending:
+    for event in trace.of(Unscale, Backward, ScalerUpdate, Step):
+        if isinstance(event, Unscale):
             early[event.optimizer] = event
+            filled.pop(event.optimizer, None)
+        elif isinstance(event, ScalerUpdate):
+            for optimizer in [o for o, unscale in early.items() if unscale.scaler == event.scaler]:
+                del early[optimizer]
+                filled.pop(optimizer, None)
         elif isinstance(event, Backward) and event.scaler is not None:
             filled.update({o: event for o in event.optimizers if o in early})
         elif isinstance(event, Step):

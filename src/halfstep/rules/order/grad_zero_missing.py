@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Backward, Ref
+from halfstep.events.vocabulary import Backward, Made, Ref
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
-from halfstep.rules.listening import known_to_clear, optimizers, whole, windows
+from halfstep.rules.listening import cleared_in, known_to_clear, optimizers, used_again, whole, windows
 
 CARD = Card(
     code="HS301",
@@ -48,12 +48,28 @@ def train(model, loader, epochs=2):
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """An optimizer that steps again and again and is not cleared in any world."""
     for optimizer in optimizers(trace):
-        if not whole(trace, optimizer) or optimizer.name == "engine" or known_to_clear(trace, story, optimizer):
+        if not whole(trace, optimizer) or optimizer.name == "engine" or trace.exception is not None:
             continue
-        parts = [w for w in windows(trace, optimizer) if w.step is not None and w.backwards]
-        if len(parts) >= 2 and not any(b.by_framework for w in parts for b in w.backwards):
-            fix = _fix(parts[0].backwards[0], optimizer)
-            yield Found(parts[0].backwards[0].place, f"the gradients of `{optimizer.name}` are never cleared", fix)
+        first = _first(trace, story, optimizer)
+        if first is not None and not (first.by_framework and not _clears_by_hand(trace)):
+            message = f"the gradients of `{optimizer.name}` are never cleared"
+            message = f"{message} in this loop" if optimizer in cleared_in(trace) else message
+            yield Found(first.place, message, _fix(first, optimizer))
+
+
+def _first(trace: Trace, story: Story, optimizer: Ref) -> Backward | None:
+    if optimizer in cleared_in(trace):
+        again = used_again(trace, optimizer)
+        return again[0] if again is not None and not again[1] else None
+    if known_to_clear(trace, story, optimizer):
+        return None
+    parts = [w for w in windows(trace, optimizer) if w.step is not None and w.backwards]
+    return parts[0].backwards[0] if len(parts) >= 2 else None
+
+
+def _clears_by_hand(trace: Trace) -> bool:
+    """Whether the framework is Accelerate or Fabric, which leave clearing to the program."""
+    return any(made.what.kind == "framework" for made in trace.of(Made))
 
 
 def _fix(backward: Backward, optimizer: Ref) -> FixRequest | None:

@@ -8,7 +8,7 @@ from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Place, Ref
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
-from halfstep.rules.listening import accumulation, alike, cleared_in, known_to_clear, optimizers, whole, windows
+from halfstep.rules.listening import accumulation, alike, cleared_in, known_to_clear, optimizers, used_again, whole, windows
 
 CARD = Card(
     code="HS302",
@@ -60,16 +60,17 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     """An optimizer that is cleared in some worlds but not in this one."""
     here = cleared_in(trace)
     for optimizer in optimizers(trace):
-        known = known_to_clear(trace, story, optimizer)
-        if not known or optimizer in here or not whole(trace, optimizer) or trace.exception is not None:
+        if not known_to_clear(trace, story, optimizer) or not whole(trace, optimizer) or trace.exception is not None:
             continue
-        parts = [w for w in windows(trace, optimizer) if w.step is not None and w.backwards]
-        if len(parts) >= 2:
-            yield Found(
-                parts[0].backwards[0].place,
-                f"the gradients of `{optimizer.name}` are not cleared on this path",
-                _fix(story, parts[0].backwards[0].place, optimizer),
-            )
+        if optimizer in here:
+            again = used_again(trace, optimizer)
+            first = again[0] if again is not None and again[1] else None
+        else:
+            parts = [w for w in windows(trace, optimizer) if w.step is not None and w.backwards]
+            first = parts[0].backwards[0] if len(parts) >= 2 else None
+        if first is not None:
+            message = f"the gradients of `{optimizer.name}` are not cleared on this path"
+            yield Found(first.place, message, _fix(story, first.place, optimizer))
 
 
 def _fix(story: Story, backward: Place | None, optimizer: Ref) -> FixRequest | None:

@@ -62,18 +62,15 @@ def train(model, loader, accumulate=4, epochs=2):
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """An update while gradients wait for their step, to which more are added."""
     early: dict[Ref, ScalerUpdate] = {}
-    stepped = False
     for event, accounts in hear(trace):
         if isinstance(event, Step):
-            stepped = stepped or event.scaler is not None
             early.pop(event.optimizer, None)
         elif isinstance(event, ZeroGrad):
             for optimizer in event.optimizers:
                 early.pop(optimizer, None)
         elif isinstance(event, ScalerUpdate):
             waiting = [o for o, a in accounts.items() if any(b.scaler == event.scaler for b in a.pending)]
-            early.update({o: event for o in waiting if not stepped})
-            stepped = False
+            early.update(dict.fromkeys(waiting, event))
         elif isinstance(event, Backward):
             for optimizer in event.optimizers:
                 if optimizer in early and _again(event, accounts[optimizer]):
