@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable
 
 from halfstep.events.vocabulary import Divisor, Numeric
@@ -48,6 +49,12 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[Value, Value], Value]] = {
 MAX_NUMBER = 10**15
 FP16_SMALLEST = 6e-8
 """Constants below this are zero in FP16 (its smallest subnormal is 5.96e-8)."""
+
+
+_PARTS = re.compile(
+    r"head|task|loss|view|crop|branch|level|class|stage|expert|ensemble|member|layer|frame|channel|exit|dim", re.I
+)
+"""What people call numbers of parts of one loss, which may be as many as a window has micro-batches."""
 
 
 def arithmetic(state: State, left: Value, op: ast.operator, right: Value, node: ast.AST) -> Value:
@@ -204,6 +211,10 @@ def _divisor(state: State, tensor: Tensor, left: Value, op: ast.operator, other:
     place = state.place(node)
     tags = tags_of(other)
     if isinstance(op, ast.Div) and left is tensor and not isinstance(other, (Thing, Instance)):
+        if "parts" in tags:
+            return None
+        if isinstance(node, ast.BinOp) and _PARTS.search(ast.unparse(node.right)):
+            tags |= {"parts"}
         number = float(other) if isinstance(other, (int, float)) else None
         if isinstance(other, Unknown) and _is_count(other):
             other.tags |= {"divisor"}

@@ -131,7 +131,8 @@ class Assignments(State):
             if value.kind == "model":
                 self._note_replaced(value, name, new, node, known=True)
                 self._adopt(value, new)
-            value.attrs[name] = new
+            if value.kind != "param":
+                value.attrs[name] = new
         elif isinstance(value, Unknown):
             value.children[f".{name}"] = hinted(name, new)
         elif isinstance(value, Class):

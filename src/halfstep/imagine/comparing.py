@@ -120,11 +120,11 @@ class Comparing(State):
     def contains(self, left: Value, op: ast.cmpop, right: Value, node: ast.AST) -> Value:
         """`x in y`."""
         negated = isinstance(op, ast.NotIn)
-        if isinstance(right, (list, tuple, dict, str)) and isinstance(left, (str, int)) and not isinstance(right, Items):
-            try:
-                return (left in right) != negated
-            except TypeError:
-                return negated
+        if isinstance(left, (str, int, Thing, Instance)) and not isinstance(right, Items):
+            if isinstance(right, str):
+                return (isinstance(left, str) and left in right) != negated
+            if isinstance(right, (list, tuple, dict)):
+                return any(settled(item) == left for item in right) != negated
         if isinstance(left, Unknown) and "rank" in left.tags and isinstance(right, (list, tuple)):
             return Truth((self.rank(node) in right) != negated, left.tags)
         text = ast.unparse(node) if isinstance(node, ast.expr) else "?"

@@ -97,7 +97,8 @@ class Interpreter(Calls, Statements, Expressions):
         made = Items()
         owners = list(source.owners) or [source]
         for owner in owners[:8]:
-            param = self.make("param", None)
+            param = self.memo.get(("param of", owner)) or self.make("param", None)
+            self.memo["param of", owner] = param
             param.owners = {owner} if owner.kind == "model" else set()
             made.append(("name", param) if source.facts.get("named") else param)
         return made

@@ -55,7 +55,7 @@ class _Resolver:
         self.optimizers = [t for t in state.things if t.kind == "optimizer"]
         self.drafts, self.things = state.drafts, state.things
         self.made = {d.fields["what"]: i for i, d in enumerate(state.drafts) if d.kind is Made}
-        vague = [t for t in self.optimizers if not t.owners]
+        vague = [t for t in self.optimizers if not t.owners and not t.facts.get("of copies")]
         self.vague = vague
         self.ahead = [(i, d) for i, d in enumerate(state.drafts) if d.kind in (Backward, Step)] if len(vague) > 1 else []
 

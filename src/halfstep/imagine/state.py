@@ -200,6 +200,11 @@ class State:
             self.emit(Made, node, what=thing, facts=facts)
         return thing
 
+    def forget(self, thing: Thing) -> None:
+        """An object stands for another one that was heard too."""
+        self.things.remove(thing)
+        self.drafts = [draft for draft in self.drafts if draft.fields.get("what") is not thing]
+
     def say_averaged(self, node: ast.AST) -> None:
         """Copies of weights are moved: an average that the program keeps itself."""
         if "averaged weights" not in self.memo:

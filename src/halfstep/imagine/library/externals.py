@@ -106,7 +106,7 @@ def escape(args: list[Value], kwargs: dict[str, Value]) -> None:
                 if isinstance(held, Thing):
                     held.escaped = True
         elif isinstance(value, Instance):
-            for held in value.attrs.values():
+            for held in [value.thing, *value.attrs.values()]:
                 held = settled(held)
                 if isinstance(held, Thing) and held.kind in ESCAPING and held.kind != "model":
                     held.escaped = True

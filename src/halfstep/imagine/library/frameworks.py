@@ -103,6 +103,10 @@ def say_backward(state: Calls, loss: Tensor, node: ast.AST, by_framework: bool =
         half_params=half,
         by_framework=by_framework,
     )
+    reached = {m for model in loss.models for m in model.family()}
+    for param, hook in state.memo.get("gradient hooks", []):
+        if any(reached & owner.family() for owner in param.owners):
+            state.call(hook, [param], {}, node)
 
 
 def say_divided_backward(state: Calls, loss: Tensor, node: ast.AST) -> None:
@@ -121,8 +125,7 @@ def _clip(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST)
     owners, _whole, gone = params_of(state, params)
     if thing.facts.get("framework") == "accelerator":
         thing.facts["clipped"] = True
-    if thing.facts.get("sync", True) or not thing.facts.get("inside"):
-        state.emit(Clip, node, optimizers=Reach(frozenset(owners)), kind="framework", exhausted=gone, partial=False)
+    state.emit(Clip, node, optimizers=Reach(frozenset(owners)), kind="framework", exhausted=gone, partial=False)
     return Tensor(dtype="float", tags=frozenset({"data"}), name="norm")
 
 

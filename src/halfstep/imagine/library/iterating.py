@@ -38,7 +38,8 @@ def _len(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> 
         return tagged(len(value), frozenset({"loader"}) if value.loader else NO_TAGS)
     if isinstance(value, (list, tuple)):
         batches = len(value) > 1 and _is_batch(value[0])
-        return tagged(len(value), frozenset({"loader"}) if batches else NO_TAGS)
+        losses = bool(value) and isinstance(first := settled(value[0]), Tensor) and first.grad
+        return tagged(len(value), frozenset({"loader"}) if batches else frozenset({"parts"}) if losses else NO_TAGS)
     if isinstance(value, (dict, str)):
         return len(value)
     if isinstance(value, Thing) and value.kind == "loader":
@@ -167,6 +168,14 @@ def _cycle(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -
     return made
 
 
+def _count(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    start = state.unwrap_truth(settled(args[0])) if args else 0
+    first = start if isinstance(start, int) else 0
+    made = Items([tagged(first + i, frozenset({"index"})) for i in range(2 * state.micro_batches)])
+    made.over, made.endless = "count", True
+    return made
+
+
 # --- lengths ---
 
 
@@ -218,6 +227,7 @@ TABLE: dict[str, Callable[..., Value]] = {
     "builtins.iter": _iter,
     "builtins.next": _next,
     "itertools.islice": _islice,
+    "itertools.count": _count,
     "itertools.cycle": _cycle,
 }
 """Handlers by path."""

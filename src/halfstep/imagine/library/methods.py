@@ -159,6 +159,8 @@ def _on_thing(state: Calls, value: Thing, name: str, args: Args, kwargs: Kwargs,
         return _on_parser(state, value, name, args, kwargs, node)
     if value.kind == "stack":
         return _on_stack(state, value, name, args, node)
+    if value.kind == "context" and name in ("__enter__", "__exit__"):
+        return _by_hand(state, value, name, node)
     if value.kind in ("sampler", "dataset", "loader") and name == "set_epoch":
         if not value.facts.get("plain"):
             argument = settled(args[0]) if args else None
@@ -204,11 +206,24 @@ def _option(name: str, kwargs: Kwargs) -> Value:
     return hinted(name, default)
 
 
+def _by_hand(state: Calls, context: Thing, name: str, node: ast.AST) -> Value:
+    """A context that is opened and closed without a `with`."""
+    opened = context.facts.setdefault("opened", [])
+    if name == "__enter__":
+        opened.append(state.open_context(context, node))
+    elif opened:
+        opened.pop()()
+    return context.facts.get("value", context)
+
+
 def _on_stack(state: Calls, stack: Thing, name: str, args: Args, node: ast.AST) -> Value:
     context = settled(args[0]) if args else None
     if name == "enter_context" and isinstance(context, Thing) and context.kind == "context":
         stack.facts.setdefault("open", []).insert(0, state.open_context(context, node))
-    return context
+    if name in ("close", "__exit__"):
+        for leave in stack.facts.pop("open", []):
+            leave()
+    return context if name == "enter_context" else stack
 
 
 OF_ALL_MODULES = frozenset(
@@ -241,6 +256,11 @@ def _on_list(state: Calls, value: list[Value], name: str, args: Args, node: ast.
     if name == "clear":
         value.clear()
         state.memo.pop(("container", id(value)), None)
+        return None
+    if name in ("remove", "discard"):
+        value[:] = [
+            other for other in value if settled(other) is not item and (not isinstance(item, (str, int)) or other != item)
+        ]
         return None
     if name == "pop":
         return value.pop() if value else Unknown("pop")
@@ -285,6 +305,9 @@ def _on_dict(state: Calls, value: dict[Value, Value], name: str, args: Args, kwa
         return value.pop(key, args[1] if len(args) > 1 else Unknown("pop")) if isinstance(key, (str, int)) else Unknown("pop")
     if name == "copy":
         return dict(value)
+    if name == "clear":
+        value.clear()
+        return None
     if name == "to":
         return {
             k: tensor_methods.call(state, v, "to", args, kwargs, node) if isinstance(v, Tensor) else v for k, v in value.items()

@@ -43,6 +43,9 @@ def call(state: Calls, thing: Thing, name: str, args: Args, kwargs: Kwargs, node
         return _other_model_method(state, thing, name, args, kwargs, node)
     if thing.kind == "param" and name.endswith("_"):
         return write_param(state, thing, node)
+    if thing.kind == "param" and name == "register_post_accumulate_grad_hook" and args:
+        state.memo.setdefault("gradient hooks", []).append((thing, args[0]))
+        return Unknown("hook handle")
     if thing.kind == "param" and name in ("clone", "detach"):
         return Tensor(name="parameter", dtype="float", tags=frozenset({"copied weights"}))
     if thing.kind in ("param", "params"):
@@ -250,7 +253,9 @@ def _optimizer_of(state: Calls, value: Value) -> Thing | None:
     if isinstance(value, Unknown):
         promoted = state.promote(value, "optimizer")
         value = promoted
-    if isinstance(value, Instance) and value.thing is None:
+    if isinstance(value, Instance) and value.thing is not None:
+        value = value.thing
+    if isinstance(value, Instance):
         inner = [settled(v) for v in value.attrs.values()]
         value = next((v for v in inner if isinstance(v, Thing) and v.kind == "optimizer"), None)
     return value if isinstance(value, Thing) and value.kind == "optimizer" else None

@@ -173,7 +173,7 @@ def _hasattr(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str)
             return name == "set_epoch" and bool(value.facts.get("distributed"))
         if value.kind == "model" and name in ("module", "no_sync"):
             return value.facts.get("inner") is not None
-        return True
+        return name in value.attrs or not str(name).startswith("_")
     if isinstance(value, Instance):
         return name in value.attrs or value.cls.lookup(name) is not None if isinstance(name, str) else False
     if value is None or isinstance(value, (int, float, str)):
@@ -187,7 +187,8 @@ def _getattr(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str)
         return Unknown("getattr")
     if isinstance(value, Instance) and name not in value.attrs and value.cls.lookup(name) is None and len(args) > 2:
         return args[2]
-    if value is None:
+    mark = isinstance(value, Thing) and name not in value.attrs and len(args) > 2 and isinstance(args[2], (bool, int))
+    if value is None or mark:
         return args[2] if len(args) > 2 else Unknown("getattr")
     if len(args) > 2 and isinstance(value, Unknown) and f".{name}" not in value.children and args[2] is not None:
         return hinted(
@@ -252,6 +253,7 @@ def _type(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) ->
 
 TABLE: dict[str, Callable[..., Value]] = {
     **iterating.TABLE,
+    "builtins.id": lambda s, n, a, k, p: id(settled(a[0])) if a else Unknown("id"),
     "builtins.list": _same_items,
     "builtins.tuple": _same_items,
     "builtins.sorted": _same_items,

@@ -12,6 +12,7 @@ from halfstep.imagine.state import Reach
 from halfstep.imagine.values import (
     NO_TAGS,
     Bound,
+    Class,
     Function,
     Instance,
     Partial,
@@ -67,8 +68,22 @@ def _optimizer(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: st
     facts: dict[str, Value] = {"lr": lr, "class": path.rsplit(".", 1)[-1], "whole": whole}
     made = state.make("optimizer", node, **facts)
     made.owners = owners
+    made.facts["of copies"] = not owners and "copied weights" in tags_of(params)
     if isinstance(settled(params), Unknown) and not owners:
         made.facts["unknown params"] = True
+    return made
+
+
+def own_optimizer(state: Calls, cls: Class, values: Args, node: ast.AST) -> Thing:
+    """An optimizer of a class of the program, with the parameters that it is given (and may still walk over)."""
+    generators = [v for v in map(settled, values) if isinstance(v, Thing) and v.kind == "params" and not v.facts.get("used")]
+    held = [params_of(state, value) for value in values]
+    for generator in generators:
+        generator.facts["used"] = False
+    owners = set[Thing]().union(*(found for found, _, _ in held))
+    facts: dict[str, Value] = {"lr": None, "class": cls.name, "whole": any(whole for found, whole, _ in held if found)}
+    made = state.make("optimizer", node, **facts)
+    made.owners = owners
     return made
 
 
@@ -78,6 +93,7 @@ def _scheduler(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: st
     optimizer = settled(args[0] if args else kwargs.get("optimizer"))
     if isinstance(optimizer, Unknown):
         optimizer = state.promote(optimizer, "optimizer")
+    optimizer = optimizer.thing if isinstance(optimizer, Instance) else optimizer
     optimizer = optimizer if isinstance(optimizer, Thing) else None
     rest = args[1:]
     parts = [v for v in _flat([*rest, *kwargs.values()]) if isinstance(v, Thing) and v.kind == "scheduler"]

@@ -60,9 +60,8 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             e.place for e in trace.of(Clip) if e.kind == "divide" and e.divisor is not None and e.divisor.value == way.size
         ]
         for backward in trace.of(Backward):
-            same = [
-                d for d in backward.divisors if optimizer in backward.optimizers and (d.value == way.size or "accum" in d.tags)
-            ]
+            mine = backward.divisors if optimizer in backward.optimizers else ()
+            same = [d for d in mine if "accum" in d.tags or (d.value == way.size and "parts" not in d.tags)]
             if len(same) >= 2 or (same and by_gradient):
                 fix = FixRequest("undivide", same[-1].place) if same[-1].place is not None else None
                 place = same[-1].place if len(same) > 1 else by_gradient[0]
