@@ -64,6 +64,8 @@ class Region:
     enabled: bool
     place: Place | None = None
     dtype_given: bool = True
+    refused: bool = False
+    """It was asked for, and torch switched it off: the machine has no such device, or the device no such number format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

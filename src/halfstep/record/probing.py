@@ -139,6 +139,10 @@ class Probing(Listener):
         """A backward begins: of which model is for the probes to know."""
         self._each(self.pairs, lambda probe: probe.backward_begins(loss, place))
 
+    def step_begins(self, optimizer: torch.optim.Optimizer, scaler: Any) -> None:
+        """A scaler may be made after the first forward, or anew for every step."""
+        self._each([p for p in self.pairs if p.optimizer() is optimizer], lambda probe: probe.scaled_by(scaler))
+
     def update_ended(self, optimizer: torch.optim.Optimizer, scaler: Any) -> None:
         """An update of one optimizer ended."""
         for pair in self.pairs:

@@ -65,6 +65,9 @@ class Listener:
     def backward_begins(self, loss: torch.Tensor, place: Place | None) -> None:
         """A backward pass begins."""
 
+    def step_begins(self, optimizer: torch.optim.Optimizer, scaler: Any) -> None:
+        """A scaler is about to step an optimizer, or to skip the step."""
+
     def update_ended(self, optimizer: torch.optim.Optimizer, scaler: Any) -> None:
         """An optimizer has stepped, or, with a scaler, the scaler was updated after that."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from halfstep.events.vocabulary import Backward, Step
 
@@ -149,3 +150,60 @@ def test_the_engines_own_loop_passes_every_rule(run: Callable[..., Any], precisi
     watched = run(ENGINE.replace("PRECISION", precision))
     assert watched.heard[0].updates == 6
     assert watched.findings() == []
+
+
+SCALED = """\
+import warnings
+import torch
+from torch import nn
+
+warnings.simplefilter("ignore")
+torch.manual_seed(0)
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+SCALER
+for _ in range(4):
+    x = torch.randn(16, 8)
+    with AUTOCAST:
+        out = model(x)
+    loss = LOSS
+    optimizer.zero_grad()
+    NEW_SCALER
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+HALF = 'torch.autocast("cpu", dtype=torch.float16)'
+
+
+def scaled(scaler: str, autocast: str, loss: str, *, anew: bool = False) -> str:
+    made = f"scaler = {scaler}"
+    text = SCALED.replace("    NEW_SCALER", f"    {made}" if anew else "    pass").replace(
+        "SCALER\n", "\n" if anew else f"{made}\n"
+    )
+    return text.replace("AUTOCAST", autocast).replace("LOSS", loss)
+
+
+def test_a_scaler_that_is_made_for_every_batch_is_known_to_skip_the_step(run: Callable[..., Any]) -> None:
+    """The first forward comes before the first scaler."""
+    done = run(scaled('torch.amp.GradScaler("cpu")', HALF, "(100 * out.float()).square().mean() * 30", anew=True))
+    assert [f.rule for f in done.findings("error", "warning")] == ["amp-scaler-recreated"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch switches these off only where there is no such device")
+def test_autocast_and_a_scaler_that_torch_switches_off_are_said_to_do_nothing(run: Callable[..., Any]) -> None:
+    loss = "out.float().square().mean()"
+    done = run(scaled('torch.amp.GradScaler("cpu")', 'torch.autocast("cuda", dtype=torch.float16)', loss))
+    messages = {f.rule: f.message for f in done.findings("error", "warning")}
+    assert messages["amp-autocast-device-mismatch"] == "autocast is for cuda, but the model is on cpu"
+    done = run(scaled('torch.amp.GradScaler("cuda")', HALF, loss))
+    messages = {f.rule: f.message for f in done.findings("error", "warning")}
+    told = "the loss scaler is for a device that this machine lacks, and does nothing"
+    assert messages["amp-autocast-device-mismatch"] == told
+
+
+def test_a_divisor_that_overflows_in_fp16_is_no_guard_that_is_zero(run: Callable[..., Any]) -> None:
+    loss = "1 - out.sum() / (out.square() * 60000).sum().clamp(min=1)"
+    done = run(scaled('torch.amp.GradScaler("cpu")', HALF, loss))
+    assert "amp-loss-half-reduction" in done.rules()
+    assert "amp-fp16-eps" not in done.rules()

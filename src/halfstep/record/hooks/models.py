@@ -163,6 +163,7 @@ def _remembering(original: Callable[..., Any]) -> Callable[..., Any]:
     def __init__(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         original(self, device_type, dtype, *args, **kwargs)
         self._halfstep_dtype_given = dtype is not None
+        self._halfstep_refused = not self._enabled and bool(args[0] if args else kwargs.get("enabled", True))
 
     return __init__
 
@@ -175,7 +176,8 @@ def _entering(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]
                 here = rec.here() if not rec.resting else NOWHERE
                 given = getattr(self, "_halfstep_dtype_given", True)
                 dtype = str(self.fast_dtype).removeprefix("torch.")
-                region = Region(rec.number("region"), self.device, dtype, bool(self._enabled), here.place, given)
+                refused = getattr(self, "_halfstep_refused", False)
+                region = Region(rec.number("region"), self.device, dtype, bool(self._enabled), here.place, given, refused)
                 rec.regions.append(region)
                 if rec.current is not None and region.enabled:
                     rec.current.regions.append(region)

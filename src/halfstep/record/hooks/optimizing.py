@@ -156,7 +156,8 @@ def _making_scaler(original: Callable[..., Any], rec: Recorder) -> Callable[...,
         original(self, *args, **kwargs)
         if rec.hears and rec.objects.find(self) is None:
             with rec.safe:
-                rec.made(self, "scaler", rec.here(), enabled=bool(self._enabled))
+                refused = not self._enabled and bool(args[5] if len(args) > 5 else kwargs.get("enabled", True))
+                rec.made(self, "scaler", rec.here(), enabled=bool(self._enabled), refused=refused)
 
     return __init__
 
@@ -199,6 +200,8 @@ def _stepping(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]
             rec.stepping = rec.objects.known(self, "scaler", here.place).ref
             if not rec.resting:
                 say_step(rec, optimizer, here, closure=bool(args) or "closure" in kwargs)
+            for listener in rec.listeners:
+                listener.step_begins(optimizer, self)
         try:
             return original(self, optimizer, *args, **kwargs)
         finally:

@@ -119,7 +119,9 @@ def loss_operation(loss: Tensor) -> LossOperation:
         if node is None:
             continue
         kept = getattr(node, f"_saved_{SAVED[node.name()]}", None) if node.name() in SAVED else None
-        if isinstance(kept, Tensor) and bool(((kept == 0) | ~torch.isfinite(kept)).any()):
+        if isinstance(kept, Tensor) and kept.dtype is torch.float16 and bool(torch.isinf(kept).any()):
+            overflown = True  # what it divides by, or takes the root or logarithm of, was too large before it
+        elif isinstance(kept, Tensor) and bool(((kept == 0) | ~torch.isfinite(kept)).any()):
             guard = node.next_functions[-1][0]
             added = guard is not None and guard.name().startswith(("Add", "Clamp"))
             return LossOperation(name=node.name(), guarded=added and kept.dtype is torch.float16)

@@ -78,6 +78,11 @@ class Numbers(Probe):
         """Remember the loss."""
         self._losses.begins(loss)
 
+    def scaled_by(self, scaler: torch.amp.GradScaler) -> None:
+        """Note a scaler that is new."""
+        if scaler is not self._scaler:
+            self._scaler, self._scale_before = scaler, scale_of(scaler)
+
     def _before_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         self._look(getattr(optimizer, "grad_scale", None))
 

@@ -27,6 +27,7 @@ class Probe(ABC):
         probe.attach(model, optimizer, scaler)           once, before the first forward that should be seen
           probe.batch_fetched(batch, sample_ids)         where a loader hands out a micro-batch       (may be left out)
           probe.backward_begins(loss, place)             before each backward                         (may be left out)
+          probe.scaled_by(scaler)                        before each step through a scaler            (may be left out)
           probe.update_ended(index)                      after each update, applied or skipped: after `optimizer.step()`, or
                                                          after `scaler.update()` where there is a scaler
         probe.findings(), probe.measurements()           at the end, and at any time before it
@@ -74,6 +75,9 @@ class Probe(ABC):
 
     def backward_begins(self, loss: Tensor, place: Place | None) -> None:  # noqa: B027  # silence is the default
         """Backward is about to run from `loss`, whose graph is still whole; `place` is the line that calls it."""
+
+    def scaled_by(self, scaler: torch.amp.GradScaler) -> None:  # noqa: B027  # silence is the default
+        """The optimizer is about to step through this scaler, which may be another than the one that `attach` was given."""
 
     @abstractmethod
     def update_ended(self, index: int) -> None:

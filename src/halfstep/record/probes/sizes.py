@@ -85,6 +85,10 @@ class Sizes(Probe):
             optimizer.register_step_post_hook(self.safely(self._after_step)),
         ]
 
+    def scaled_by(self, scaler: torch.amp.GradScaler) -> None:
+        """Note a scaler that is new."""
+        self._scaler = scaler
+
     def _forward(self, model: nn.Module, _args: Any) -> None:
         if RERUNNING.get() or not torch.is_grad_enabled():
             return

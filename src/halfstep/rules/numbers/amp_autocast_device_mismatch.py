@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Backward, Forward
+from halfstep.events.vocabulary import AutocastEnter, AutocastExit, Backward, Forward, Made, Region
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
@@ -61,13 +61,21 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     """A training forward pass of a model on the CPU in a CUDA region, or the other way round."""
     if not trace.has(Backward):
         return
-    for event in trace.of(Forward):
-        region = event.region
-        if (
-            region is not None
-            and event.device in ("cpu", "cuda")
-            and region.device in ("cpu", "cuda")
-            and region.device != event.device
-        ):
-            fix = FixRequest("device-of-model", region.place) if region.place is not None else None
-            yield Found(region.place, f"autocast is for {region.device}, but the model is on {event.device}", fix)
+    open_regions: list[Region] = []
+    scaler: Made | None = None
+    for event in trace.events:
+        if isinstance(event, AutocastEnter):
+            open_regions.append(event.region)
+        elif isinstance(event, AutocastExit) and open_regions:
+            open_regions.pop()
+        elif isinstance(event, Made) and event.facts.get("refused"):
+            scaler = event
+        elif isinstance(event, Forward):
+            if scaler is not None and event.region is not None and event.region.dtype == "float16":
+                yield Found(scaler.place, "the loss scaler is for a device that this machine lacks, and does nothing")
+            refused = open_regions[-1] if open_regions and open_regions[-1].refused else None
+            region = event.region or refused
+            devices = {event.device, region.device} if region is not None else set()
+            if region is not None and devices == {"cpu", "cuda"}:
+                fix = FixRequest("device-of-model", region.place) if region.place is not None else None
+                yield Found(region.place, f"autocast is for {region.device}, but the model is on {event.device}", fix)
