@@ -65,6 +65,11 @@ class Editor:
         found = self.syntax.statement_at(place) if place is not None else None
         return found if found is not None and self.syntax.has_lines_alone(found) else None
 
+    def simple(self, place: Place | None) -> ast.Expr | ast.Assign | ast.AugAssign | None:
+        """The statement at a place, if it is an expression or an assignment that can be moved with its lines."""
+        found = self.statement(place)
+        return found if isinstance(found, (ast.Expr, ast.Assign, ast.AugAssign)) else None
+
     def before(self, statement: ast.stmt, *texts: str) -> Edit:
         """New lines before a statement, with its indentation."""
         line = first_line(statement)
@@ -102,22 +107,3 @@ class Editor:
     def column(self, line: int, byte_column: int) -> int:
         """The character column of a byte column."""
         return len(self.lines[line - 1].encode()[:byte_column].decode(errors="replace"))
-
-    def alone(self, place: Place) -> bool:
-        """Whether the statement at a place has its line for itself."""
-        line = self.lines[place.line - 1]
-        return place.line == place.end_line and ";" not in line and not line.rstrip().endswith(("\\", ":"))
-
-    def indent(self, line: int) -> str:
-        """The white space before a line."""
-        text = self.lines[line - 1]
-        return text[: len(text) - len(text.lstrip())]
-
-    def insert_before(self, line: int, text: str) -> list[Edit]:
-        """A new line before a line, with its indentation."""
-        return [Edit(line, 0, line, 0, f"{self.indent(line)}{text}\n")]
-
-    def insert_after(self, line: int, text: str) -> list[Edit]:
-        """A new line after a line, with its indentation."""
-        end = len(self.lines[line - 1])
-        return [Edit(line, end, line, end, f"\n{self.indent(line)}{text}")]

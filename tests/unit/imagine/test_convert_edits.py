@@ -126,6 +126,15 @@ def test_enumeration_from_one_counts_windows_from_one():
     assert "if (n - 1) == window_start:" in result.text
 
 
+def test_argument_goes_on_a_line_of_its_own_and_behind_parentheses():
+    loop = "\n\ndef train(model, optimizer):\n" + textwrap.indent(PLAIN, "    ")
+    for call, wanted in (
+        ("train(\n    model,\n    (optimizer),\n)\n", "train(\n    model,\n    (optimizer),\n    scaler=scaler,\n)\n"),
+        ("train(model, (optimizer))\n", "train(model, (optimizer), scaler=scaler)\n"),
+    ):
+        assert change(loop + call, precision="fp16").text.endswith(wanted)
+
+
 def test_sum_of_losses_is_not_divided():
     loop = PLAIN.replace("mse_loss(model(x), y)", 'mse_loss(model(x), y, reduction="sum")')
     assert "        loss.backward()\n" in change(loop, precision="fp32", accumulate=4).text

@@ -36,7 +36,7 @@ def _save(program: Program, patch: Patch, carrier: Carrier, event: Save, name: s
         for label, value in zip(node.keys, node.values, strict=True):
             if label is not None and _is_state_of_optimizer(value) and _names_optimizer(program, value):
                 carrier.reach(event)
-                _add_item(program, patch, label, value, key, name)
+                add_item(patch, label, value, key, name)
                 return
 
 
@@ -58,16 +58,14 @@ def _last(node: ast.expr) -> str:
     return ast.unparse(node).rsplit(".", 1)[-1]
 
 
-def _add_item(program: Program, patch: Patch, label: ast.expr, value: ast.expr, key: str, name: str) -> None:
-    quote = program.syntax.text(label)[0]
+def add_item(patch: Patch, label: ast.expr, value: ast.expr, key: str, name: str) -> None:
+    """Put the state of `name` behind an item of a dictionary; on a line of its own where that has one."""
+    quote = patch.syntax.text(label)[0]
     quote = quote if quote in "\"'" else '"'
     item = f"{quote}{key}{quote}: {name}.state_dict()"
     _, end = patch.span(value)
-    statement_line = program.syntax.statement(value).lineno
-    line = program.syntax.lines[label.lineno - 1]
-    own_line = label.lineno > statement_line and not line[: label.col_offset].strip()
-    indent = line[: label.col_offset].decode() if own_line else ""
-    patch.put(end, end, f",\n{indent}{item}" if own_line else f", {item}")
+    before = patch.syntax.lines[label.lineno - 1][: label.col_offset]
+    patch.put(end, end, f", {item}" if before.strip() else f",\n{before.decode()}{item}")
 
 
 def _load(program: Program, patch: Patch, carrier: Carrier, event: Load, name: str, key: str) -> None:

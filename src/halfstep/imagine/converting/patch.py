@@ -112,11 +112,16 @@ class Patch:
         return [Edit(*self._place(start), *self._place(end), text) for start, end, text in self._pieces()]
 
     def _pieces(self) -> list[tuple[int, int, str]]:
-        """What is replaced by what, in bytes from the start of the file, in order; of what overlaps the first."""
+        """What is replaced by what, in bytes from the start of the file, in order; of what overlaps the first.
+
+        What is put in at one place is one piece.
+        """
         found: list[tuple[int, int, str]] = []
         for start, _, _, end, text in sorted([*self._inserted(), *((s, 9, 0, e, text) for s, e, text in self._replaced)]):
-            if not found or start >= found[-1][1]:
-                found.append((start, max(start, end), text))
+            if found and start == end and found[-1][:2] == (start, end):
+                found[-1] = (start, end, found[-1][2] + text)
+            elif not found or start >= found[-1][1]:
+                found.append((start, end, text))
         return found
 
     def _place(self, offset: int) -> tuple[int, int]:

@@ -198,14 +198,26 @@ class Carrier:
 
 
 def add_arguments(patch: Patch, call: ast.Call, text: str) -> None:
-    """Give a call more arguments, after those it has."""
-    given = [*call.args, *(k.value for k in call.keywords)]
+    """Give a call more arguments, after those it has; on a line of their own where the last has its own.
+
+    Raises:
+        NotSure: its only argument is a generator without parentheses.
+    """
+    given: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
     _, end = patch.span(call)
     if not given:
         patch.put(end - 1, end - 1, text)
         return
-    last = max(patch.span(node)[1] for node in given)
-    patch.put(last, last, f", {text}")
+    if len(given) == 1 and isinstance(given[0], ast.GeneratorExp):
+        raise NotSure("a generator is the only argument of a call that needs another", call.lineno)
+    last = max(given, key=lambda node: patch.span(node)[1])
+    at = patch.span(last)[1]
+    line, column = patch.syntax.lines[(last.end_lineno or 1) - 1], last.end_col_offset or 0
+    while line[column : column + 1] == b")" and at < end - 1:  # the argument stands in parentheses of its own
+        column, at = column + 1, at + 1
+    before = patch.syntax.lines[last.lineno - 1][: last.col_offset].decode()
+    indent = before.rstrip("(")
+    patch.put(at, at, f", {text}" if indent.strip() or last.lineno == call.lineno else f",\n{indent}{text}")
 
 
 def add_parameters(patch: Patch, function: FunctionNode, names: tuple[str, ...]) -> None:

@@ -9,6 +9,7 @@ from halfstep.imagine.converting.batches import batch_source
 from halfstep.imagine.converting.outcome import NotSure
 from halfstep.imagine.converting.patch import Patch
 from halfstep.imagine.converting.program import Program
+from halfstep.imagine.converting.reach import add_arguments
 from halfstep.imagine.converting.references import origin_of
 from halfstep.imagine.converting.syntax import Syntax
 
@@ -63,8 +64,7 @@ def add_sampler(syntax: Syntax, patch: Patch, call: ast.Call) -> None:
     if shuffle is not None:
         patch.replace(shuffle, f"sampler={sampler}")
     else:
-        last = max(patch.span(node)[1] for node in [*call.args, *(k.value for k in call.keywords)])
-        patch.put(last, last, f", sampler={sampler}")
+        add_arguments(patch, call, f"sampler={sampler}")
 
 
 def _tell_epoch(program: Program, patch: Patch, source: ast.expr, begun: EpochBegin) -> None:

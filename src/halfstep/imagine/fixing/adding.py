@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 
 from halfstep.findings.finding import Edit, FixRequest
+from halfstep.imagine.converting.checkpoints import add_item
+from halfstep.imagine.converting.patch import Patch
 from halfstep.imagine.converting.syntax import end_line
 from halfstep.imagine.edits import Editor
 from halfstep.imagine.facts import imported_names
@@ -69,12 +71,9 @@ def save_state(editor: Editor, request: FixRequest) -> list[Edit] | None:
     states = _states(editor, saved)
     if not sees(editor, name, saved, _home(editor, name, call)) or len(states) != 1:
         return None
-    label, value = states[0]
-    quote = editor.syntax.text(label)[0]
-    line, column = value.end_lineno or 0, editor.column(value.end_lineno or 0, value.end_col_offset or 0)
-    own_line = not editor.lines[label.lineno - 1][: editor.column(label.lineno, label.col_offset)].strip()
-    start = f",\n{editor.indent(label.lineno)}" if own_line else ", "
-    return [Edit(line, column, line, column, f"{start}{quote}{request.text}{quote}: {name}.state_dict()")]
+    patch = Patch(editor.syntax)
+    add_item(patch, *states[0], request.text, name)
+    return patch.edits()
 
 
 def _home(editor: Editor, name: str, call: ast.Call) -> ast.AST | None:

@@ -7,6 +7,8 @@ import re
 
 from halfstep.events.vocabulary import Place
 from halfstep.findings.finding import Edit, FixRequest
+from halfstep.imagine.converting.patch import Patch
+from halfstep.imagine.converting.reach import add_arguments
 from halfstep.imagine.edits import Editor
 
 
@@ -21,23 +23,9 @@ def keyword(editor: Editor, request: FixRequest) -> list[Edit] | None:
         given = call.args[request.position]
     if given is not None:
         return [editor.swap(given, value)]
-    return _added(editor, call, request.text)
-
-
-def _added(editor: Editor, call: ast.Call, text: str) -> list[Edit] | None:
-    if len(call.args) == 1 and isinstance(call.args[0], ast.GeneratorExp):
-        return None
-    nodes: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
-    last = max(nodes, key=lambda n: (n.end_lineno or 0, n.end_col_offset or 0), default=None)
-    end_line = (last or call).end_lineno or call.lineno
-    column = editor.column(end_line, ((last or call).end_col_offset or 0) - (0 if last else 1))
-    while last is not None and editor.lines[end_line - 1][column : column + 1] == ")" and isinstance(last, ast.expr):
-        if (end_line, column + 1) == (call.end_lineno, editor.column(end_line, call.end_col_offset or 0)):
-            break
-        column += 1  # the argument stands in parentheses of its own
-    own_line = last is not None and not editor.lines[last.lineno - 1][: editor.column(last.lineno, last.col_offset)].strip()
-    between = f",\n{editor.indent(last.lineno)}" if own_line and last is not None else ", " if last is not None else ""
-    return [Edit(end_line, column, end_line, column, between + text)]
+    patch = Patch(editor.syntax)
+    add_arguments(patch, call, request.text)
+    return patch.edits()
 
 
 def drop_keyword(editor: Editor, request: FixRequest) -> list[Edit] | None:

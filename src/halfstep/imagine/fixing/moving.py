@@ -9,8 +9,6 @@ from halfstep.findings.finding import Edit, FixRequest
 from halfstep.imagine.converting.syntax import Block, bound_names, end_line, first_line, read_names
 from halfstep.imagine.edits import Editor
 
-SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign)
-
 
 def delete_again(editor: Editor, request: FixRequest) -> list[Edit] | None:
     """Take out a statement that another one (`other`) does before it on every way there."""
@@ -106,8 +104,8 @@ def hoist(editor: Editor, request: FixRequest) -> list[Edit] | None:
 
 
 def _simple(editor: Editor, place: Place | None) -> ast.stmt | None:
-    found = editor.statement(place)
-    return found if isinstance(found, SIMPLE) and _whole(editor, found) else None
+    found = editor.simple(place)
+    return found if found is not None and _whole(editor, found) else None
 
 
 def _whole(editor: Editor, statement: ast.stmt) -> bool:

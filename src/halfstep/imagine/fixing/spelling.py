@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 from halfstep.events.vocabulary import Place
 from halfstep.findings.finding import Edit, FixRequest
+from halfstep.imagine.converting.syntax import end_line, first_line
 from halfstep.imagine.edits import Editor
 from halfstep.imagine.fixing.naming import sees
 
 
 def unscale_before(editor: Editor, request: FixRequest) -> list[Edit] | None:
     """Gradients are unscaled before the statement that looks at them."""
-    scaler, optimizer = request.text.split("|")
-    if not editor.alone(request.place):
+    scaler, optimizer = (named(editor, name, request.place) for name in request.text.split("|"))
+    statement = editor.simple(request.place)
+    if statement is None or scaler is None or optimizer is None:
         return None
-    prefix = named(editor, scaler, request.place), named(editor, optimizer, request.place)
-    if None in prefix:
-        return None
-    return editor.insert_before(request.place.line, f"{prefix[0]}.unscale_({prefix[1]})")
+    return [editor.before(statement, f"{scaler}.unscale_({optimizer})")]
 
 
 def named(editor: Editor, name: str, place: Place) -> str | None:
@@ -34,24 +34,24 @@ def named(editor: Editor, name: str, place: Place) -> str | None:
 
 def update_after(editor: Editor, request: FixRequest) -> list[Edit] | None:
     """The scale is updated after the step through the scaler."""
-    match = re.match(r"\s*([\w.]+)\.step\(", editor.lines[request.place.line - 1])
-    if match is None or not editor.alone(request.place) or f"{match.group(1)}.update(" in editor.source:
+    statement, call = editor.simple(request.place), editor.call(request.place)
+    if statement is None or call is None or not isinstance(call.func, ast.Attribute) or call.func.attr != "step":
         return None
-    return editor.insert_after(request.place.line, f"{match.group(1)}.update()")
+    update = f"{editor.syntax.text(call.func.value)}.update("
+    return [editor.after(statement, f"{update})")] if update not in editor.source else None
 
 
 def delete(editor: Editor, request: FixRequest) -> list[Edit] | None:
     """A statement is taken out with its line."""
-    line = request.place.line
-    if not editor.alone(request.place) or editor.lines[line - 1].strip() != editor.text(request.place):
-        return None
-    return [Edit(line, 0, line + 1, 0, "")]
+    statement = editor.simple(request.place)
+    whole = isinstance(statement, ast.Expr) and statement.value in editor.syntax.nodes_at(request.place)
+    return [editor.cut(statement)] if statement is not None and whole else None
 
 
 def zero_before(editor: Editor, request: FixRequest) -> list[Edit] | None:
     """Gradients are cleared before the statement that fills them."""
-    name = named(editor, request.text, request.place)
-    return editor.insert_before(request.place.line, f"{name}.zero_grad()") if name and editor.alone(request.place) else None
+    name, statement = named(editor, request.text, request.place), editor.simple(request.place)
+    return [editor.before(statement, f"{name}.zero_grad()")] if name is not None and statement is not None else None
 
 
 def scale_loss(editor: Editor, request: FixRequest) -> list[Edit] | None:
@@ -107,21 +107,11 @@ def finfo(editor: Editor, request: FixRequest) -> list[Edit] | None:
 
 def dedent_tail(editor: Editor, request: FixRequest) -> list[Edit] | None:
     """Move the last statements of a `with` block out of it."""
-    line = request.place.line
-    indent = editor.indent(line)
-    if len(indent) < 4 or not editor.alone(request.place):
+    statement = editor.statement(request.place)
+    held = editor.syntax.parents.get(statement) if statement is not None else None
+    if statement is None or not isinstance(held, ast.With) or statement not in held.body[1:]:
         return None
-    header = next((n for n in range(line - 1, 0, -1) if editor.lines[n - 1].strip() and len(editor.indent(n)) < len(indent)), 0)
-    if not header or not re.match(r"\s*with\b.*:\s*$", editor.lines[header - 1]) or header == line - 1:
-        return None
-    outer = editor.indent(header)
-    edits: list[Edit] = []
-    number = line
-    while number <= len(editor.lines):
-        text = editor.lines[number - 1]
-        if text.strip() and not editor.indent(number).startswith(indent):
-            break
-        if text.strip():
-            edits.append(Edit(number, 0, number, len(indent), outer))
-        number += 1
-    return edits
+    inner, outer = editor.syntax.indent(statement), editor.syntax.indent(held)
+    lines = [n for n in range(first_line(statement), end_line(held) + 1) if editor.lines[n - 1].startswith(inner)]
+    moved = [n for n in lines if n not in editor.syntax.inside_strings]
+    return [Edit(number, 0, number, len(inner), outer) for number in moved]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 
 from halfstep.findings.finding import Edit, FixRequest
-from halfstep.imagine.converting.syntax import bound_names, end_line, first_line, read_names
+from halfstep.imagine.converting.imports import ensure
+from halfstep.imagine.converting.patch import Patch
+from halfstep.imagine.converting.syntax import bound_names, read_names
 from halfstep.imagine.edits import Editor
 from halfstep.imagine.facts import imported_names
 from halfstep.imagine.fixing.naming import distributed
@@ -15,7 +17,7 @@ def no_grad(editor: Editor, request: FixRequest) -> list[Edit] | None:
     """A loop runs under `torch.no_grad()`."""
     loop = editor.statement(request.place)
     known = imported_names(editor.syntax.tree).get("torch") == "torch"
-    return wrapped(editor, loop, loop, "with torch.no_grad():") if isinstance(loop, ast.For) and known else None
+    return _wrapped(editor, loop, loop, "with torch.no_grad():") if isinstance(loop, ast.For) and known else None
 
 
 def first_rank(editor: Editor, request: FixRequest) -> list[Edit] | None:
@@ -23,7 +25,7 @@ def first_rank(editor: Editor, request: FixRequest) -> list[Edit] | None:
     statement, module = editor.statement(request.place), distributed(editor)
     if not isinstance(statement, ast.Expr) or module is None:
         return None
-    return wrapped(editor, statement, statement, f"if {module}.get_rank() == 0:")
+    return _wrapped(editor, statement, statement, f"if {module}.get_rank() == 0:")
 
 
 def unless_skipped(editor: Editor, request: FixRequest) -> list[Edit] | None:
@@ -36,8 +38,10 @@ def unless_skipped(editor: Editor, request: FixRequest) -> list[Edit] | None:
     if move not in block[index + 1 :]:
         return None
     scaler, before = editor.syntax.text(call.func.value), editor.syntax.fresh("scale_before", "loss_scale_before")
-    edits = wrapped(editor, move, move, f"if {scaler}.get_scale() >= {before}:")
-    return [editor.before(step, f"{before} = {scaler}.get_scale()"), *edits] if edits is not None else None
+    patch = Patch(editor.syntax)
+    patch.before(step, f"{before} = {scaler}.get_scale()")
+    patch.wrap(move, move, f"if {scaler}.get_scale() >= {before}:")
+    return patch.edits()
 
 
 def no_sync(editor: Editor, request: FixRequest) -> list[Edit] | None:
@@ -55,8 +59,7 @@ def no_sync(editor: Editor, request: FixRequest) -> list[Edit] | None:
     if made & read_names(guard.test) or calls:
         return None
     header = f"with nullcontext() if {editor.syntax.text(guard.test)} else {request.text}.no_sync():"
-    edits = wrapped(editor, block[first], backward, header)
-    return [*_import(editor), *edits] if edits is not None and "\n" not in header else None
+    return _wrapped(editor, block[first], backward, header)
 
 
 def sync_at_step(editor: Editor, request: FixRequest) -> list[Edit] | None:
@@ -94,33 +97,22 @@ def widen_no_sync(editor: Editor, request: FixRequest) -> list[Edit] | None:
         return None
     if set().union(*(bound_names(s) for s in block[first:index])) & read_names(held.test if isinstance(held, ast.If) else inner):
         return None
-    edits = wrapped(editor, block[first], block[index - 1], f"with {context}:")
-    inside = f"{editor.syntax.indent(held)}{editor.syntax.unit(held)}{editor.syntax.text(backward)}\n"
-    put = Edit(first_line(held), 0, end_line(held) + 1, 0, inside)
-    needed = _import(editor) if "nullcontext" in context else []
-    return [*needed, *edits, put] if edits is not None else None
+    patch = Patch(editor.syntax)
+    if "nullcontext" in context:
+        ensure(patch, "from contextlib import nullcontext")
+    patch.wrap(block[first], held, f"with {context}:")
+    patch.replace(held, editor.syntax.text(backward))
+    return patch.edits()
 
 
 def _calls(statement: ast.stmt, model: str) -> bool:
     return any(isinstance(n, ast.Call) and ast.unparse(n.func) == model for n in ast.walk(statement))
 
 
-def _import(editor: Editor) -> list[Edit]:
-    if imported_names(editor.syntax.tree).get("nullcontext") == "contextlib.nullcontext":
-        return []
-    imports = [s for s in editor.syntax.tree.body if isinstance(s, (ast.Import, ast.ImportFrom))]
-    first = next((s for s in imports if not (isinstance(s, ast.ImportFrom) and s.module == "__future__")), None)
-    return [editor.before(first or editor.syntax.tree.body[0], "from contextlib import nullcontext")]
-
-
-def wrapped(editor: Editor, first: ast.stmt | None, last: ast.stmt | None, header: str) -> list[Edit] | None:
+def _wrapped(editor: Editor, first: ast.stmt, last: ast.stmt, header: str) -> list[Edit] | None:
     """Statements of one block move one level in, under a header."""
-    if first is None or last is None or not (editor.syntax.has_lines_alone(first) and editor.syntax.has_lines_alone(last)):
-        return None
-    unit = editor.syntax.unit(first)
-    edits: list[Edit] = []
-    for line in range(first_line(first), end_line(last) + 1):
-        if editor.lines[line - 1].strip() and line not in editor.syntax.inside_strings:
-            start = f"{editor.syntax.indent(first)}{header}\n" if line == first_line(first) else ""
-            edits.append(Edit(line, 0, line, 0, start + unit))
-    return edits
+    patch = Patch(editor.syntax)
+    if "nullcontext" in header:
+        ensure(patch, "from contextlib import nullcontext")
+    patch.wrap(first, last, header)
+    return patch.edits() if "\n" not in header else None
