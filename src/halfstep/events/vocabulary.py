@@ -235,6 +235,8 @@ class Backward(Event):
     retained: frozenset[int] = frozenset()
     untrained: tuple[Ref, ...] = ()
     """Models whose parameters get gradients here and are in no optimizer."""
+    apart: tuple[Place, ...] = ()
+    """Where modules keep layers that get gradients here in plain containers, so that no optimizer has them."""
     half_params: tuple[Ref, ...] = ()
     by_framework: bool = False
     """Called through Accelerate, Fabric, DeepSpeed or Lightning, which scale and divide themselves."""
@@ -395,6 +397,8 @@ class Save(Event):
 
     states: frozenset[str] = frozenset()
     by_rank_aware: bool = False
+    written: Place | None = None
+    """Where what is saved was put together, if that was heard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,7 +121,7 @@ class Assignments(State):
             new = hinted(name, new)
             self._note_replaced(value.thing, name, new, node, known=name in value.attrs)
             value.attrs[name] = new
-            self._adopt(value.thing, new)
+            self._adopt(value.thing, new, name, node)
             of_epoch = "epoch" in name or bool(self.loops and "index" in tags_of(new))
             if value.thing is not None and value.thing.kind == "dataset" and of_epoch and self.calls[-1:] != ["__init__"]:
                 place = self.outside([value.cls], node)
@@ -130,7 +130,7 @@ class Assignments(State):
             self.set_on_thing(value, name, new, node)
             if value.kind == "model":
                 self._note_replaced(value, name, new, node, known=True)
-                self._adopt(value, new)
+                self._adopt(value, new, name, node)
             if value.kind != "param":
                 value.attrs[name] = new
         elif isinstance(value, Unknown):
@@ -149,18 +149,28 @@ class Assignments(State):
         owner = self.memo.get(("held", id(container)))
         if isinstance(owner, Thing):
             self._note_replaced(owner, key, new, node, known=False)
-            self._adopt(owner, new)
+            self._adopt_all(owner, container, [new], key, node)
 
-    def _adopt(self, owner: Thing | None, new: Value) -> None:
-        if owner is not None and isinstance(new, (list, dict)):
+    def _adopt(self, owner: Thing | None, new: Value, name: str, node: ast.AST) -> None:
+        """A module becomes a part of another one."""
+        if isinstance(new, (list, dict, tuple)):
             self.memo[("held", id(new))], self.memo[("alive", id(new))] = owner, new
-        children = list(new.values()) if isinstance(new, dict) else new if isinstance(new, list) else [new]
+            self._adopt_all(owner, new, list(new.values()) if isinstance(new, dict) else list(new), name, node)
+            return
+        model = model_of(new)
+        if owner is None or model is None or owner.kind != "model":
+            return
+        if owner not in model.family() and model not in owner.family():
+            model.parents.append(owner)
+
+    def _adopt_all(self, owner: Thing | None, container: Value, children: list[Value], name: str, node: ast.AST) -> None:
+        """Modules in a container of a module: those in a plain list, tuple or dict are not among its parts."""
         for child in children[:50]:
             model = model_of(child)
-            if owner is None or model is None or owner.kind != "model":
-                continue
-            if owner not in model.family() and model not in owner.family():
-                model.parents.append(owner)
+            if self.memo.get(("registers", id(container))):
+                self._adopt(owner, model, name, node)
+            elif owner is not None and owner.kind == "model" and model is not None:
+                model.facts["kept apart"] = (name, self.place(node))
 
     def _note_replaced(self, owner: Thing | None, name: str, new: Value, node: ast.AST, known: bool) -> None:
         module = model_of(new)
@@ -187,7 +197,7 @@ class Assignments(State):
             value.children[f"[{key!r}]"] = new
         elif isinstance(value, Thing) and value.kind == "model":
             self._note_replaced(value, str(key), new, node, known=True)
-            self._adopt(value, new)
+            self._adopt(value, new, str(key), node)
 
 
 def _adds_to(target: ast.expr, value: ast.expr) -> bool:

@@ -95,6 +95,7 @@ class Expressions(Comparing):
                 made[name] = hinted(name, value) if isinstance(name, str) else value
             except TypeError:
                 made[f"{key.lineno}:{key.col_offset}"] = value
+        self.memo["written", id(made)], self.memo["alive", id(made)] = self.place(node), made
         return made
 
     def joined(self, node: ast.JoinedStr) -> Value:

@@ -6,7 +6,7 @@ import ast
 import re
 
 from halfstep.events.trace import Trace
-from halfstep.events.vocabulary import Backward, Clip, Event, Made, Ref, Step
+from halfstep.events.vocabulary import Backward, Clip, Event, Made, Place, Ref, Step
 from halfstep.imagine.state import Draft, OutOfBudget, Reach, State
 from halfstep.imagine.values import Instance, Tensor, Thing, Value, model_of
 
@@ -72,6 +72,8 @@ class _Resolver:
             fields["partial"] = self.partly(draft, serial)
         if draft.kind is Backward:
             fields["untrained"] = tuple(m.ref for m in draft.fields["optimizers"].models if self.untrained(m))
+            apart = [self.apart(m) for m in sorted(draft.fields["optimizers"].models, key=lambda m: m.number)]
+            fields["apart"] = tuple(dict.fromkeys(place for place in apart if place is not None))
         return draft.kind(serial=serial, **fields)
 
     def reached(self, reach: Reach, serial: int, draft: Draft) -> tuple[Ref, ...]:
@@ -88,18 +90,28 @@ class _Resolver:
 
     def untrained(self, model: Thing) -> bool:
         """Whether this layer is surely meant to be trained and is in no optimizer of the run."""
+        family = model.family()
+        if not self._moved_by_none(model) or any(_KEPT.search(t.name) for t in family):
+            return False
+        roots = {t for t in family if not t.parents}
+        beside = any(roots & owner.family() for t in self.optimizers for owner in t.owners)
+        meant = beside or any(_HEAD.search(t.name) for t in family)
+        return meant and all(self._placed_outside(t) for t in roots)
+
+    def _moved_by_none(self, model: Thing) -> bool:
+        """Whether a layer that is not kept as it is has parameters that are in no optimizer."""
         if not self.optimizers or not all(t.owners and t.facts.get("whole") for t in self.optimizers):
             return False
         family = model.family()
         kept = any(t.facts.get(fact) for t in family for fact in ("frozen", "partly frozen", "loaded", "copy_of"))
         if kept or not _has_own_parameters(model) or any(t.given or t.training is False or t.escaped for t in family):
             return False
-        if any(_KEPT.search(t.name) for t in family) or _owned(model, self.optimizers):
-            return False
-        roots = {t for t in family if not t.parents}
-        beside = any(roots & owner.family() for t in self.optimizers for owner in t.owners)
-        meant = beside or any(_HEAD.search(t.name) for t in family)
-        return meant and all(self._placed_outside(t) for t in roots)
+        return not _owned(model, self.optimizers)
+
+    def apart(self, model: Thing) -> Place | None:
+        """Where a module keeps this layer in a plain container, so that no optimizer has it; not if its name says that it is meant."""
+        held = next((t.facts["kept apart"] for t in model.family() if "kept apart" in t.facts), None)
+        return held[1] if held is not None and self._moved_by_none(model) and not _HIDDEN.search(held[0]) else None
 
     def _placed_outside(self, model: Thing) -> bool:
         """Whether a model was made outside of other modules, so that it is no part that was not seen to be one."""
@@ -145,6 +157,8 @@ _KEPT = re.compile(
     re.I,
 )
 """Names of models that people leave untrained on purpose, often without saying so."""
+_HIDDEN = re.compile(r"teach|target|ref|vgg|lpips|percep|pretrain|fro[sz]en|fixed|momentum|ema|judge|reward|hid|^_", re.I)
+"""Names of containers in which people keep modules on purpose so that they are not trained."""
 _HEAD = re.compile(r"head|^out|proj|predict|classif|loss|crit|^fc|decoder|metric|margin|adapter|embed", re.I)
 """Names of modules beside the main model that are nearly always meant to be trained with it."""
 

@@ -43,7 +43,7 @@ class Statements(Definitions):
         if (
             isinstance(value, Unknown)
             and isinstance(node.test, ast.Compare)
-            and isinstance(node.body[-1], (ast.Break, ast.Return))
+            and isinstance(node.body[-1], (ast.Break, ast.Return, ast.Raise))
         ):
             value.default = False
         taken = self.truth(value, node.test)

@@ -161,7 +161,8 @@ def _split(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -
 
 
 def _save(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    state.emit(Save, node, states=states_in(args[0] if args else kwargs.get("obj")))
+    saved = args[0] if args else kwargs.get("obj")
+    state.emit(Save, node, states=states_in(saved), written=state.memo.get(("written", id(settled(saved)))))
     return None
 
 

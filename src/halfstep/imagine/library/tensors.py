@@ -185,7 +185,9 @@ def _module(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) 
         tensor.name = "parameter"
         return tensor
     if name in ("ModuleList", "ModuleDict", "ParameterList", "ParameterDict"):
-        return settled(args[0]) if args else {} if name.endswith("Dict") else []
+        held = settled(args[0]) if args else {} if name.endswith("Dict") else []
+        state.memo["registers", id(held)], state.memo["alive", id(held)] = True, held
+        return held
     return layer(state, node, name, args, kwargs)
 
 

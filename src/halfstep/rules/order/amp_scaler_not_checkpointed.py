@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Save, Step
+from halfstep.events.vocabulary import Load, Save, Step
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
@@ -60,8 +60,22 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     scalers = {e.scaler for e in trace.of(Step) if e.scaler is not None}
     if not scalers or any(s.escaped for s in scalers):
         return
+    incomplete = False
     for event in trace.of(Save):
         if "optimizer" in event.states and not event.states & {"scaler", "?"}:
             step = next(s.place for s in trace.of(Step) if s.scaler is not None)
             fix = FixRequest("save-state", event.place, "scaler", step) if event.place and step and len(scalers) == 1 else None
-            yield Found(event.place, "the checkpoint holds the optimizer but not the state of the loss scaler", fix)
+            place = event.written or event.place
+            incomplete = True
+            yield Found(place, "the checkpoint holds the optimizer but not the state of the loss scaler", fix)
+    if not incomplete:
+        yield from _never_restored(trace, story)
+
+
+def _never_restored(trace: Trace, story: Story) -> Iterator[Found]:
+    """The optimizer gets its saved state back and no path gives the scaler its own, though it is saved."""
+    saved = any("scaler" in event.states for t in story.traces for event in t.of(Save))
+    loads = [event.target.kind for t in story.traces for event in t.of(Load) if event.target is not None]
+    begun = next((e.place for e in trace.of(Load) if e.target is not None and e.target.kind == "optimizer"), None)
+    if saved and begun is not None and "scaler" not in loads:
+        yield Found(begun, "the state of the loss scaler is saved and not restored with the optimizer's")

@@ -59,6 +59,10 @@ def _left_out(trace: Trace) -> Iterator[Found]:
     for backward in trace.of(Backward):
         step = next((s for s in trace.of(Step) if s.serial > backward.serial and s.optimizer in backward.optimizers), None)
         made = trace.made(step.optimizer) if step is not None else None
+        if backward.apart and made is not None:
+            for place in backward.apart:
+                yield Found(place, "a plain list, tuple or dict hides these layers from `parameters()`: they are not trained")
+            return
         if backward.untrained and made is not None:
             names = " and ".join(dict.fromkeys(f"`{m.name or 'a layer'}`" for m in backward.untrained[:3]))
             yield Found(made.place, f"{names} gets gradients and is in no optimizer: it is not trained")

@@ -65,4 +65,6 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
                 if event.place and move and len(schedulers) == 1
                 else None
             )
-            yield Found(event.place, "the checkpoint holds the optimizer but not the state of the scheduler", fix)
+            yield Found(
+                event.written or event.place, "the checkpoint holds the optimizer but not the state of the scheduler", fix
+            )
