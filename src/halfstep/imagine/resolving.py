@@ -109,7 +109,7 @@ class _Resolver:
         return not _owned(model, self.optimizers)
 
     def apart(self, model: Thing) -> Place | None:
-        """Where a module keeps this layer in a plain container, so that no optimizer has it; not if its name says that it is meant."""
+        """Where a module keeps this layer in a plain container, so that no optimizer has it, unless that is meant."""
         held = next((t.facts["kept apart"] for t in model.family() if "kept apart" in t.facts), None)
         return held[1] if held is not None and self._moved_by_none(model) and not _HIDDEN.search(held[0]) else None
 
