@@ -310,6 +310,8 @@ class SchedulerStep(Event):
     scheduler: Ref
     optimizer: Ref | None = None
     metric: str = ""
+    measured: str = ""
+    """How the metric was computed, as far as that was heard."""
     """Text of what a plateau scheduler was given, with a leading minus where it is negated."""
     argument: bool = False
 
@@ -393,7 +395,7 @@ class MemoryFlush(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save(Event):
-    """A checkpoint was written; `states` are the kinds of object whose state is in it."""
+    """A checkpoint was written; `states` says of what kinds of object, `by_rank_aware` if ranks write files of their own."""
 
     states: frozenset[str] = frozenset()
     by_rank_aware: bool = False

@@ -17,6 +17,7 @@ from halfstep.imagine.values import (
     Thing,
     Unknown,
     Value,
+    counted,
     derive,
     model_of,
     settled,
@@ -80,7 +81,7 @@ class Assignments(State):
 
     def bind_name(self, name: str, value: Value) -> None:
         """Give a value to a name; its name may say what it counts."""
-        value = hinted(name, value)
+        value = counted(hinted(name, value), self.guard)
         if isinstance(value, Thing) and not value.name:
             value.name = name
         elif isinstance(value, Instance) and value.thing is not None and not value.thing.name:
@@ -118,12 +119,12 @@ class Assignments(State):
         """Set an attribute of a value."""
         value = settled(value)
         if isinstance(value, Instance):
-            new = hinted(name, new)
+            new = counted(hinted(name, new), self.guard)
             self._note_replaced(value.thing, name, new, node, known=name in value.attrs)
             value.attrs[name] = new
             self._adopt(value.thing, new, name, node)
-            of_epoch = "epoch" in name or bool(self.loops and "index" in tags_of(new))
-            if value.thing is not None and value.thing.kind == "dataset" and of_epoch and self.calls[-1:] != ["__init__"]:
+            changing = "epoch" in name or bool(self.loops)
+            if value.thing is not None and value.thing.kind == "dataset" and changing and self.calls[-1:] != ["__init__"]:
                 place = self.outside([value.cls], node)
                 self.emit(SetEpoch, node, place=place, target=value.thing, value=self.number("value"))
         elif isinstance(value, Thing):

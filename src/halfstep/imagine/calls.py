@@ -152,8 +152,8 @@ class Calls(Forwards):
             left.pop("**", None)
             scope.names[spec.kwarg.arg] = left
 
-    def resume(self, stream: Stream, receive: Callable[[Value], Value]) -> None:
-        """Run a generator, handing what it yields to `receive`."""
+    def resume(self, stream: Stream, receive: Callable[[Value], Value], node: ast.AST | None = None) -> None:
+        """Run a generator for a node, handing what it yields to `receive`."""
         func = stream.function
 
         def body() -> Value:
@@ -172,7 +172,7 @@ class Calls(Forwards):
             finally:
                 self.scope, self.module, self.stack, self.calls = inner
 
-        self.in_frame(func, stream.scope, func.node, body)
+        self.in_frame(func, stream.scope, node or func.node, body)
 
     def first_of(self, stream: Stream) -> Value:
         """The first value that a generator yields."""
@@ -326,7 +326,7 @@ class Calls(Forwards):
         """Run `inside` with a context open."""
         context = settled(context)
         if isinstance(context, Stream):
-            self.resume(context, lambda value: inside(value))
+            self.resume(context, lambda value: inside(value), node)
         elif isinstance(context, Instance):
             self._within_instance(context, inside, node)
         elif isinstance(context, Thing) and context.kind == "context":

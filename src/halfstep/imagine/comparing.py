@@ -63,28 +63,36 @@ class Comparing(State):
         if isinstance(left, Tensor) or isinstance(right, Tensor):
             parents = [v for v in (left, right) if isinstance(v, Tensor)]
             return derive(*parents, grad=False, dtype="bool", tags=tags | {"data"})
-        if "rank" in tags and (isinstance(left, Unknown) or isinstance(right, Unknown)):
-            left = self.rank(node) if isinstance(left, Unknown) and "rank" in left.tags else left
-            right = self.rank(node) if isinstance(right, Unknown) and "rank" in right.tags else right
+        left, right = self._as_rank(left, node), self._as_rank(right, node)
+        if {"world", "option"} <= tags and 1 in (left, right):
+            alone = compare_numbers(left, op, right)
+            return Truth(self.flag(ast.unparse(node)[:80], bool(alone), node), tags)
         found = compare_numbers(left, op, right)
+        if found is not None and "counted" in tags and isinstance(op, (ast.Gt, ast.GtE)) and "modulo" not in tags:
+            return Unknown(ast.unparse(node)[:80], tags)
         if found is not None:
             return Truth(found, tags) if tags else found
         return self.compare_unknown(left, op, right, node)
+
+    def _as_rank(self, value: Value, node: ast.AST) -> Value:
+        """The rank of this world, if that is what a value is."""
+        is_rank = isinstance(value, Unknown) and "rank" in value.tags and "data" not in value.tags
+        return self.rank(node) if is_rank else value
 
     def compare_unknown(self, left: Value, op: ast.cmpop, right: Value, node: ast.Compare) -> Value:
         """A comparison whose sides are not both known: a flag, or a condition on data."""
         if isinstance(left, int) and isinstance(right, Unknown) and "divisor" in right.tags:
             return self.compare_pair(left, op, small_count(right), node)
         tags = tags_of(left) | tags_of(right)
+        if "batch size" in tags and (right == 0 or (left == 0 and isinstance(op, (ast.Eq, ast.NotEq)))):
+            some = isinstance(op, (ast.Gt, ast.NotEq))
+            return Unknown(ast.unparse(node)[:80], tags | {"data"}, normal=some, loaders=getattr(left, "loaders", frozenset()))
         negated = isinstance(op, ast.NotEq)
         if isinstance(op, (ast.Eq, ast.NotEq)) and isinstance(left, Unknown) and isinstance(right, (str, External, int)):
             literal = right.path if isinstance(right, External) else right
             return Truth(self.equals(left, literal, node) != negated, tags)
         if isinstance(left, External) and isinstance(right, External):
             return (left.path == right.path) != negated
-        if "batch size" in tags and right == 0:
-            some = isinstance(op, (ast.Gt, ast.NotEq))
-            return Unknown(ast.unparse(node)[:80], tags | {"data"}, normal=some, loaders=getattr(left, "loaders", frozenset()))
         for loader in getattr(left, "loaders", frozenset()):
             self.emit(Report, node, loader=loader, kind="comparison")
         text = ast.unparse(node)[:80]

@@ -27,6 +27,7 @@ from halfstep.imagine.values import (
     Truth,
     Unknown,
     Value,
+    counted,
     derive,
     items_like,
     settled,
@@ -240,7 +241,7 @@ class Expressions(Comparing):
         """`a if test else b`."""
         test = self.eval(node.test)
         taken = self.truth(test, node.test)
-        return self.eval(node.body if taken else node.orelse)
+        return counted(self.eval(node.body if taken else node.orelse), tags_of(test))
 
     def function_literal(self, node: ast.Lambda) -> Value:
         """A lambda."""

@@ -6,7 +6,7 @@ import ast
 import re
 
 from halfstep.events.trace import Trace
-from halfstep.events.vocabulary import Backward, Clip, Event, Made, Place, Ref, Step
+from halfstep.events.vocabulary import Backward, Clip, Event, Fetch, Forward, Made, Place, Ref, Step
 from halfstep.imagine.state import Draft, OutOfBudget, Reach, State
 from halfstep.imagine.values import Instance, Tensor, Thing, Value, model_of
 
@@ -55,6 +55,7 @@ class _Resolver:
         self.optimizers = [t for t in state.things if t.kind == "optimizer"]
         self.drafts, self.things = state.drafts, state.things
         self.made = {d.fields["what"]: i for i, d in enumerate(state.drafts) if d.kind is Made}
+        self.trained = {t.loop for d in self.drafts if d.kind in (Backward, Fetch, Forward) for t in d.fields["loops"]}
         vague = [t for t in self.optimizers if not t.owners and not t.facts.get("of copies")]
         self.vague = vague
         self.ahead = [(i, d) for i, d in enumerate(state.drafts) if d.kind in (Backward, Step)] if len(vague) > 1 else []
@@ -68,6 +69,7 @@ class _Resolver:
                 continue
             else:
                 fields[name] = _plain(value)
+        fields["loops"] = tuple(t for t in draft.fields["loops"] if t.over != "items" or t.loop in self.trained)
         if draft.kind is Clip:
             fields["partial"] = self.partly(draft, serial)
         if draft.kind is Backward:

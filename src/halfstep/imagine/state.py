@@ -186,7 +186,7 @@ class State:
             place=fields.get("place", place),
             stack=(*self.stack, place),
             loops=tuple(self.loops),
-            guards=frozenset().union(*self.guards) if self.guards else NO_TAGS,
+            guards=self.guard,
         )
         self.drafts.append(Draft(kind, fields))
 
@@ -222,6 +222,11 @@ class State:
     def region(self) -> Region | None:
         """The innermost autocast region if it is on."""
         return self.regions[-1] if self.regions and self.regions[-1].enabled else None
+
+    @property
+    def guard(self) -> Tags:
+        """What the conditions around depend on."""
+        return frozenset().union(*self.guards) if self.guards else NO_TAGS
 
     @property
     def grad_enabled(self) -> bool:

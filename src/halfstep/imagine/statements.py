@@ -120,12 +120,12 @@ class Statements(Definitions):
             return None
 
         try:
-            self.resume(stream, turn)
+            self.resume(stream, turn, node.iter)
         except BreakLoop:
             return
 
-    def resume(self, stream: Stream, receive: Callable[[Value], Value]) -> None:
-        """Run a generator, handing what it yields to `receive`."""
+    def resume(self, stream: Stream, receive: Callable[[Value], Value], node: ast.AST | None = None) -> None:
+        """Run a generator for a node, handing what it yields to `receive`."""
         raise NotImplementedError
 
     def loop_while(self, node: ast.While) -> None:

@@ -39,6 +39,12 @@ def tagged(value: Value, tags: Tags) -> Value:
     return number
 
 
+def counted(value: Value, guard: Tags) -> Value:
+    """A number that was chosen by a condition: it depends on the data that the condition did."""
+    on_data = guard & {"data", "synced"} if type(value) in (int, Count) else NO_TAGS
+    return tagged(value, tags_of(value) | on_data | {"counted"}) if "data" in on_data else value
+
+
 @dataclass(slots=True, eq=False)
 class Truth:
     """A truth value that remembers what it depends on."""

@@ -301,6 +301,8 @@ def write(state: Calls, thing: Thing, name: str, new: Value, node: ast.AST) -> N
         elif on and state.no_sync:
             state.no_sync.clear()
             state.emit(NoSyncExit, node, model=thing)
+    elif name == "last_epoch" and thing.kind == "scheduler":
+        thing.facts["placed"] = True
     elif name == "training" and thing.kind == "model":
         optimizing.switch(state, thing, state.truth(new, node), node)
     elif thing.kind == "dataset" and "epoch" in name:

@@ -49,13 +49,13 @@ def _loader(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) 
         "workers": settled(given.get("num_workers", 0)),
         "pin_memory": given.get("pin_memory", False),
         "drop_last": given.get("drop_last", False),
-        "persistent": given.get("persistent_workers") is True,
+        "persistent": state.truth(given.get("persistent_workers", False), node),
         "worker_init": given.get("worker_init_fn") is not None,
         "open arguments": "**" in given,
         "tags": tags_of(dataset) | tags_of(sampler),
     }
     facts["length"] = None if facts["iterable"] else iterating.length_of_loader(state, given, sampler, node)
-    made = state.make("loader", node, **facts)
+    made = state.make("loader", node, **facts, **_undivided(state, dataset, given, node))
     _imagine_worker(state, made, dataset, given, node)
     return made
 
@@ -92,16 +92,33 @@ def _imagine_worker(state: Calls, loader: Thing, dataset: Value, given: dict[str
         state.in_worker, state.loops = saved
 
 
-SPLITS = re.compile(r"worker|shard|rank|split_|world|num_replicas|islice|skip")
+_SPLITS = r"split_|islice|skip|num_shards|shard(_|\()|"
+BY_WORKER = re.compile(_SPLITS + "worker")
+BY_RANK = re.compile(_SPLITS + "rank|world|num_replicas|distributed")
+DRAWN = re.compile(
+    r"torch\.rand(n|int)?\(|\brandom\.(random|uniform|gauss|randint)\(|np\.random\.(rand|randn|normal|uniform|randint)\("
+)
+"""Samples that are drawn by generators with another seed in every worker."""
+
+
+def _undivided(state: Calls, dataset: Value, given: dict[str, Value], node: ast.AST) -> dict[str, Value]:
+    """Where a stream of the program begins that gives every worker, or every rank, all samples."""
+    method = dataset.cls.lookup("__iter__") if isinstance(dataset, Instance) else None
+    if not isinstance(method, Function) or not dataset.cls.is_a("IterableDataset"):
+        return {}
+    called = (dataset.cls.module.scope.names.get(n.id) for n in ast.walk(dataset.cls.node) if isinstance(n, ast.Name))
+    nodes = [*dataset.cls.node.body, *(f.node for f in called if isinstance(f, Function))]
+    text = "\n".join(ast.unparse(part) for part in nodes)
+    if DRAWN.search(ast.unparse(method.node)):
+        return {}
+    place = state.place(method.node)
+    by_worker = BY_WORKER.search(text) or given.get("worker_init_fn") is not None
+    by_rank = BY_RANK.search(text) or tags_of([*dataset.attrs.values()]) & {"rank", "strided"}
+    return {"undivided by worker": None if by_worker else place, "undivided by rank": None if by_rank else place}
 
 
 def _look_at_dataset(state: Calls, dataset: Instance, given: dict[str, Value]) -> None:
-    """Streams that no worker divides, and generators that every worker copies."""
-    method = dataset.cls.lookup("__iter__")
-    text = ast.unparse(dataset.cls.node)
-    streams = dataset.cls.is_a("IterableDataset") and given.get("worker_init_fn") is None
-    if streams and isinstance(method, Function) and not SPLITS.search(text):
-        state.make("unsplit stream", method.node)
+    """Generators that every worker copies."""
     getter = dataset.cls.lookup("__getitem__")
     if isinstance(getter, Function):
         for name, value in dataset.attrs.items():
@@ -162,7 +179,9 @@ def _split(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -
 
 def _save(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     saved = args[0] if args else kwargs.get("obj")
-    state.emit(Save, node, states=states_in(saved), written=state.memo.get(("written", id(settled(saved)))))
+    own = "rank" in tags_of(settled(args[1] if len(args) > 1 else kwargs.get("f")))
+    written = state.memo.get(("written", id(settled(saved))))
+    state.emit(Save, node, states=states_in(saved), written=written, by_rank_aware=own)
     return None
 
 

@@ -22,6 +22,7 @@ from halfstep.imagine.values import (
     flat,
     model_of,
     settled,
+    tagged,
     tags_of,
 )
 
@@ -203,7 +204,8 @@ def _option(name: str, kwargs: Kwargs) -> Value:
         return hinted(name, Unknown(f"args.{name}", default=default, has_default=default is not None or "default" in kwargs))
     if isinstance(default, str):
         return Unknown(f"args.{name}", default=default, has_default=True)
-    return hinted(name, default)
+    chosen = hinted(name, default)
+    return tagged(chosen, tags_of(chosen) | {"option"}) if default == 1 and "world" in tags_of(chosen) else chosen
 
 
 def _by_hand(state: Calls, context: Thing, name: str, node: ast.AST) -> Value:

@@ -316,11 +316,12 @@ def native_scaler(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: 
 def _schedule(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
     if frameworks.suspended(thing):
         return None
-    metric = ""
+    metric, measured = "", getattr(settled(args[0]), "name", "") if args else ""
     if isinstance(node, ast.Call) and (node.args or node.keywords):
         metric = _metric(state, node.args[0] if node.args else node.keywords[0].value)
     optimizer = thing.facts.get("optimizer")
-    state.emit(SchedulerStep, node, scheduler=thing, optimizer=optimizer, metric=metric, argument=bool(args or kwargs))
+    told: dict[str, Value] = {"metric": metric, "measured": measured, "argument": bool(args or kwargs)}
+    state.emit(SchedulerStep, node, scheduler=thing, optimizer=optimizer, **told)
     return None
 
 

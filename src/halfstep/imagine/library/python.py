@@ -164,6 +164,10 @@ def _isinstance(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: s
     return bool(names & lasts)
 
 
+def _is_tensor(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    return _isinstance(state, node, [*args[:1], External("torch.Tensor")], {}, path)
+
+
 def _hasattr(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     if len(args) < 2:
         return False
@@ -174,6 +178,8 @@ def _hasattr(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str)
         if value.kind == "model" and name in ("module", "no_sync"):
             return value.facts.get("inner") is not None
         return name in value.attrs or not str(name).startswith("_")
+    if isinstance(value, Tensor) and name in ("to", "cuda", "cpu", "device", "shape", "detach", "size", "dim"):
+        return True
     if isinstance(value, Instance):
         return name in value.attrs or value.cls.lookup(name) is not None if isinstance(name, str) else False
     if value is None or isinstance(value, (int, float, str)):
@@ -269,6 +275,7 @@ TABLE: dict[str, Callable[..., Value]] = {
     "builtins.str": _text,
     "builtins.bool": _bool,
     "builtins.isinstance": _isinstance,
+    "torch.is_tensor": _is_tensor,
     "builtins.hasattr": _hasattr,
     "builtins.getattr": _getattr,
     "builtins.setattr": _setattr,

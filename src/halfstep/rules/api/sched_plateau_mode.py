@@ -58,6 +58,9 @@ UP = re.compile(
 )
 DOWN = re.compile(r"loss|error|err\b|rmse|mse|mae|perplexity|ppl|nll|wer\b|cer\b|fid\b", re.I)
 
+REST = re.compile(r"-|10*(\.0+)? - ")
+"""What is left of a rate, `1 - hits / total`: it falls, whatever it is called."""
+
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """The name of the metric against the mode."""
@@ -68,7 +71,8 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         mode = args.get("mode", "min")
         negated = event.metric.startswith("-")
         name = event.metric.lstrip("-")
-        rises = bool(UP.search(name)) and not DOWN.search(name)
+        falling = not negated and bool(REST.match(event.measured) or DOWN.search(event.measured.replace(name, "")))
+        rises = bool(UP.search(name)) and not DOWN.search(name) and not falling
         falls = bool(DOWN.search(name)) and not UP.search(name)
         wanted = "max" if rises != negated else "min"
         if (rises or falls) and mode in ("min", "max") and mode != wanted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Made
+from halfstep.events.vocabulary import Backward, Fetch, Made, Place
 from halfstep.findings.card import Card
 from halfstep.findings.finding import Found, Severity
 
@@ -69,7 +69,15 @@ def train(model, rows, epochs=2):
 
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
-    """A loader with workers over a data set of the program whose iteration asks for no worker."""
+    """A loader with workers, or one of ranks, over a stream of the program that asks for no worker or no rank."""
     for made in trace.of(Made):
-        if made.what.kind == "unsplit stream":
-            yield Found(made.place, "every worker yields all samples: ask `get_worker_info()` which part is this worker's")
+        by_worker, by_rank = made.facts.get("undivided by worker"), made.facts.get("undivided by rank")
+        if isinstance(by_worker, Place) and made.facts.get("workers") != 0:
+            yield Found(by_worker, "every worker yields all samples: ask `get_worker_info()` which part is this worker's")
+        elif isinstance(by_rank, Place) and _trains_on_ranks(trace, made):
+            yield Found(by_rank, "every rank yields all samples: ask for the rank which part is this rank's")
+
+
+def _trains_on_ranks(trace: Trace, made: Made) -> bool:
+    turns = {e.loops[-1].loop for e in trace.of(Fetch) if e.loader == made.what and e.loops}
+    return any(b.ddp and turns & {t.loop for t in b.loops} for b in trace.of(Backward))

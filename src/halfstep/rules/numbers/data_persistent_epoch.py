@@ -88,4 +88,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         for loader in loaders:
             if loader.facts.get("dataset") == event.target and event.serial > loader.serial and event.loops:
                 fix = FixRequest("keyword", loader.place, "persistent_workers=False") if loader.place is not None else None
-                yield Found(event.place, "persistent workers never see this value: they hold a copy from their start", fix)
+                line = event.place.line if event.place is not None else "?"
+                yield Found(
+                    loader.place, f"persistent workers never see what line {line} sets: they hold a copy of the data set", fix
+                )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Save, SchedulerStep
+from halfstep.events.vocabulary import Backward, Load, Ref, Save, SchedulerStep
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
@@ -54,9 +54,10 @@ def train(model, loader, epochs=2):
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """A saved optimizer state without the state of a scheduler that moves."""
-    schedulers = {e.scheduler for e in trace.of(SchedulerStep)}
+    schedulers = {e.scheduler for e in trace.of(SchedulerStep) if not _placed(trace, e.scheduler)}
     if not schedulers:
         return
+    yield from _not_loaded(trace, schedulers)
     for event in trace.of(Save):
         if "optimizer" in event.states and not event.states & {"scheduler", "?"}:
             move = next(e.place for e in trace.of(SchedulerStep))
@@ -68,3 +69,25 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             yield Found(
                 event.written or event.place, "the checkpoint holds the optimizer but not the state of the scheduler", fix
             )
+
+
+def _placed(trace: Trace, scheduler: Ref) -> bool:
+    """Whether the program itself says where a scheduler is: by its last epoch, or by moves outside of the loops that train."""
+    args = trace.fact(scheduler, "args")
+    told = trace.fact(scheduler, "placed") is True or (isinstance(args, dict) and "last_epoch" in args)
+    trained = {t.loop for b in trace.of(Backward) for t in b.loops}
+    return told or any(
+        trained and e.scheduler == scheduler and e.loops and not trained & {t.loop for t in e.loops}
+        for e in trace.of(SchedulerStep)
+    )
+
+
+def _not_loaded(trace: Trace, schedulers: set[Ref]) -> Iterator[Found]:
+    """An optimizer gets its state back, and its scheduler moves on without the state that was saved with it."""
+    loads = [e for e in trace.of(Load) if e.target is not None]
+    if not any("scheduler" in e.states for e in trace.of(Save)) or any(e.target.kind == "scheduler" for e in loads if e.target):
+        return
+    for load in loads:
+        later = (e for e in trace.of(SchedulerStep) if e.serial > load.serial and e.scheduler in schedulers)
+        if any(e.optimizer == load.target for e in later):
+            yield Found(load.place, "the optimizer gets its saved state back here, its scheduler never does")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Backward
+from halfstep.events.vocabulary import Backward, Step
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
@@ -74,9 +74,15 @@ def train(model, dataset, epochs=2):
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """Backward passes of losses that bypass the wrapper."""
     for event in trace.of(Backward):
-        if event.bypassed is not None and not event.ddp and not event.by_framework:
+        if event.bypassed is not None and not event.ddp and not event.by_framework and _used(trace, event):
             yield Found(
                 event.bypassed,
                 "this forward pass bypasses the DDP wrapper: its gradients are not averaged over the ranks",
                 FixRequest("call-wrapper", event.bypassed),
             )
+
+
+def _used(trace: Trace, event: Backward) -> bool:
+    """Whether an optimizer steps after this pass, or its steps were not heard at all."""
+    steps = [s for s in trace.of(Step) if s.optimizer in event.optimizers]
+    return not steps or steps[-1].serial > event.serial

@@ -8,7 +8,7 @@ from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import NoSyncEnter, Step
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
-from halfstep.rules.listening import hear
+from halfstep.rules.listening import call_site, hear
 
 CARD = Card(
     code="HS506",
@@ -97,7 +97,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
                 and enter is not None
             ):
                 yield Found(
-                    enter.place,
+                    call_site(enter, pending[-1]),
                     "the micro-batch before the step is not synchronised: the ranks step with their own gradients",
                     FixRequest("sync-at-step", enter.place, other=event.place) if enter.place is not None else None,
                 )
