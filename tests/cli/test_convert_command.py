@@ -68,6 +68,16 @@ def test_second_conversion_changes_nothing_and_says_so(script, capsys):
     assert err == f"halfstep: nothing in {script} was converted: precision: the loop has autocast or a loss scaler already.\n"
 
 
+def test_fault_that_was_there_on_another_line_does_not_take_a_pass_back(script, capsys):
+    made = "scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)\nfor epoch"
+    moved = "        optimizer.step()\n        scheduler.step()\n        scheduler.step()\n"
+    script.write_text(SCRIPT.replace("for epoch", made).replace("        optimizer.step()\n", moved), encoding="utf-8")
+    assert main(["convert", str(script), "--precision", "fp16"]) == 0
+    out, err = capsys.readouterr()
+    assert "scaler.scale(loss).backward()" in out
+    assert "left: " not in err
+
+
 def test_line_ends_and_byte_order_mark_are_kept(script):
     script.write_bytes(b"\xef\xbb\xbf" + SCRIPT.replace("\n", "\r\n").encode())
     assert main(["convert", str(script), "--precision", "bf16", "--in-place"]) == 0
