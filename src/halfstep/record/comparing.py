@@ -28,6 +28,7 @@ CAUSES = {
         *("ddp-zero-gradients", "ddp-uneven-inputs", "ddp-unused-params"),
     ),
     "amp-scale-collapse": ("amp-loss-half-reduction", "amp-fp16-eps", "amp-gradpenalty-scaled", "amp-unscaled-backward"),
+    "grad-zero-missing": ("grad-zero-missing-branch",),
     "weights-not-finite": ("amp-half-params", "amp-step-bypass"),
     "learning-rate-too-high": ("amp-step-bypass", "grad-zero-missing"),
     "not-finite": ("amp-gradpenalty-scaled", "amp-loss-half-reduction", "amp-step-bypass", "amp-fp16-eps"),

@@ -46,13 +46,14 @@ class Syntax:
         if function.startswith("<") and function != "<module>":
             return (), None
         at = (line, column)
-        scope = self._scope(at)
+        scope = self.scope(at)
         mine = [loop for loop in self.loops if loop.scope == scope]
         loops = tuple(loop for loop in mine if loop.body <= at <= loop.end)
         heads = [loop for loop in mine if loop.head <= at < loop.body and loop not in loops]
         return loops, heads[-1] if heads else None
 
-    def _scope(self, at: Position) -> int:
+    def scope(self, at: Position) -> int:
+        """The innermost function around a position, by number; -1 outside of all."""
         inside = [number for number, (start, end) in enumerate(self.scopes) if start <= at <= end]
         return inside[-1] if inside else -1
 

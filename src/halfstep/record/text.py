@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from halfstep.events.trace import Fact, Story
-from halfstep.events.vocabulary import Backward, Divisor, Event, Made, Place, SchedulerStep, Turn
+from halfstep.events.trace import Fact, Story, Trace
+from halfstep.events.vocabulary import Backward, Divisor, Event, Forward, Made, Place, SchedulerStep, Step, Turn
 from halfstep.findings.finding import Finding
 from halfstep.findings.registry import Rule
 from halfstep.imagine.project import parse
 from halfstep.imagine.story import tell
+from halfstep.record.syntax import syntax_of
 from halfstep.rules.judge import judge
 
 BY_TEXT = frozenset(
@@ -97,14 +98,38 @@ class Text:
         said = self._tags.get(_line(turn.place)) if turn.place is not None else None
         return replace(turn, tags=said.tags) if said is not None else turn
 
-    def findings(self, rules: Sequence[Rule]) -> list[Finding]:
-        """Faults in the text that hold in every world, or for some data or rank."""
+    def findings(self, rules: Sequence[Rule], traces: Sequence[Trace], *, whole: bool) -> list[Finding]:
+        """Faults in the text that hold in every world; what no hook can hear also where it holds for some data or rank.
+
+        Args:
+            rules: those that said nothing of what was heard, or do not judge it.
+            traces: what was heard; what hooks can hear is not told of functions that did not run.
+            whole: whether all rules go by the text alone.
+        """
         found = [f for story in self.stories.values() for f in judge(story, rules)]
-        return [f for f in found if not f.world or f.world.startswith("on rank") or "as usual" in f.world]
+        idle = _functions(t for story in self.stories.values() for t in story.traces) - _functions(traces)
+        return [f for f in found if _holds(f, idle, free=whole or f.rule in BY_TEXT)]
 
 
 _ADDED = ("horizon", "absolute", "site", "tags", "dataset name", "cast at")
 """Facts of a construction that only the text tells."""
+
+
+def _holds(found: Finding, idle: set[tuple[str, int]], *, free: bool) -> bool:
+    if free:
+        return not found.world or found.world.startswith("on rank") or "as usual" in found.world
+    return not found.world and _function(Place(found.path, found.line, found.column - 1)) not in idle
+
+
+def _functions(traces: Iterable[Trace]) -> set[tuple[str, int]]:
+    """The functions through which a loop goes, by file and number."""
+    events = (event for trace in traces for event in trace.of(Forward, Backward, Step))
+    return {_function(place) for event in events for place in (*event.stack, event.place) if place is not None}
+
+
+def _function(place: Place) -> tuple[str, int]:
+    syntax = syntax_of(place.path)
+    return (place.path, -1 if syntax is None else syntax.scope((place.line, place.column)))
 
 
 def _line(place: Place) -> tuple[str, int]:

@@ -40,8 +40,8 @@ def reach(heard: Sequence[Heard], settings: Settings) -> Verdict:
     found = judge(Story(traces, text.facts()), live, settings.severities())
     stepped = any(trace.has(Step) for trace in traces)
     otherwise = denied(heard)
-    read = [rule for rule in rules if (rule.card.name in BY_TEXT or not stepped) and rule.card.name not in otherwise]
-    found += text.findings(read) if traces else []
+    silent = [rule for rule in rules if rule.card.name not in otherwise | {finding.rule for finding in found}]
+    found += text.findings(silent, traces, whole=not stepped) if traces else []
     measured = [*(f for process in heard for f in process.measured.get("findings", ())), *compared(heard), *unseen(heard)]
     asked = {card.name for card in settings.cards()}
     found = _joined(found, [f for f in measured if f.rule in asked])

@@ -207,3 +207,45 @@ def test_a_divisor_that_overflows_in_fp16_is_no_guard_that_is_zero(run: Callable
     done = run(scaled('torch.amp.GradScaler("cpu")', HALF, loss))
     assert "amp-loss-half-reduction" in done.rules()
     assert "amp-fp16-eps" not in done.rules()
+
+
+BY_TEXT = """\
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def average(model, count):
+    for p in model.parameters():
+        p.grad.div_(count)
+
+
+def train(chunks):
+    for _ in range(2):
+        optimizer.zero_grad()
+        for x in torch.randn(16, 4).chunk(chunks):
+            loss = model(x).square().mean() / chunks
+            loss.backward()
+        average(model, chunks)
+        optimizer.step()
+
+
+def other(steps):
+    for _ in range(steps):
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+
+
+"""
+
+
+def test_what_no_hook_hears_is_read_from_the_text(run: Callable[..., Any]) -> None:
+    done = run(f"{BY_TEXT}train(4)\n")
+    assert [(f.rule, f.line) for f in done.findings("error", "warning")] == [("accum-double-division", 11)]
+
+
+def test_a_fault_in_a_function_that_did_not_run_is_not_told(run: Callable[..., Any]) -> None:
+    assert run(f"{BY_TEXT.replace('average(model, chunks)', 'pass')}train(4)\n").rules() == set()
