@@ -27,7 +27,7 @@ from halfstep.imagine.converting.patch import Patch
 from halfstep.imagine.converting.places import backward_calls, sites
 from halfstep.imagine.converting.program import Program
 from halfstep.imagine.converting.schedule import shorten
-from halfstep.imagine.converting.syntax import Block, bound_names, read_names
+from halfstep.imagine.converting.syntax import Block, bound_names, neighbours, quotient, read_names
 
 ENDING: tuple[type[Event], ...] = (Clip, GradRead, Step, SchedulerStep, ScalerUpdate, Unscale, AverageUpdate, ScaleRead)
 """What happens once a window, after its last backward pass."""
@@ -156,17 +156,11 @@ def _divide(program: Program, patch: Patch, words: _Words) -> None:
             isinstance(receiver, ast.Call) and isinstance(receiver.func, ast.Attribute) and receiver.func.attr == "scale"
         )
         if scaled and isinstance(receiver, ast.Call) and len(receiver.args) == 1:
-            patch.replace(receiver.args[0], _quotient(program, receiver.args[0], words.size))
+            patch.replace(receiver.args[0], quotient(program.syntax, receiver.args[0], words.size))
             continue
         start, _ = patch.span(call)
         _, end = patch.span(call.func)
-        patch.replaced_receiver(start, end, f"({_quotient(program, receiver, words.size)}).backward")
-
-
-def _quotient(program: Program, loss: ast.expr, size: str) -> str:
-    text = program.syntax.text(loss)
-    simple = isinstance(loss, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
-    return f"{text} / {size}" if simple else f"({text}) / {size}"
+        patch.replaced_receiver(start, end, f"({quotient(program.syntax, receiver, words.size)}).backward")
 
 
 def _guard(program: Program, patch: Patch, body: Block, words: _Words) -> None:
@@ -180,20 +174,10 @@ def _guard(program: Program, patch: Patch, body: Block, words: _Words) -> None:
         if index in trained:
             raise NotSure("a statement trains and also ends a window", body[index].lineno)
     _check_names(body, ending)
-    for first, end in _joined(sorted(early)):
+    for first, end in neighbours(early):
         patch.wrap(body[first], body[end], f"if {words.turn} == {words.start}:")
-    for first, end in _joined(sorted(ending)):
+    for first, end in neighbours(ending):
         patch.wrap(body[first], body[end], f"if {words.is_last}:")
-
-
-def _joined(indices: list[int]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
-    for index in indices:
-        if found and found[-1][1] == index - 1:
-            found[-1] = (found[-1][0], index)
-        else:
-            found.append((index, index))
-    return found
 
 
 def _check_names(body: Block, ending: set[int]) -> None:

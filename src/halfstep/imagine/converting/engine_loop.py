@@ -11,7 +11,7 @@ from halfstep.imagine.converting.checkpoints import add_state
 from halfstep.imagine.converting.imports import ensure
 from halfstep.imagine.converting.outcome import NotSure, Wish
 from halfstep.imagine.converting.patch import Patch
-from halfstep.imagine.converting.places import backward_calls, step_calls
+from halfstep.imagine.converting.places import backward_calls, clip_limit, engine_lines, step_calls
 from halfstep.imagine.converting.program import Program
 from halfstep.imagine.converting.reach import Carrier, Home
 from halfstep.imagine.converting.refusals import refuse_engine
@@ -236,25 +236,11 @@ def _engine(program: Program, loop: BatchLoop, parts: _Parts, wish: Wish, name: 
     given.append(f'precision="{wish.precision}"')
     given += [f"accumulate={wish.accumulate}"] if wish.accumulate > 1 else []
     given += _clips(program)
-    line = f"{name} = halfstep.Engine({', '.join(given)})"
-    if len(line) <= 110:
-        return [line]
-    unit = program.syntax.unit(loop.node.body[0])
-    return [f"{name} = halfstep.Engine(", *(f"{unit}{g}," for g in given), ")"]
+    return engine_lines(name, given, program.syntax.unit(loop.node.body[0]))
 
 
 def _clips(program: Program) -> list[str]:
-    found: dict[str, str] = {}
-    for event in program.all(Clip):
-        call = program.syntax.call_at(event.place)
-        keyword = {"norm": "max_norm", "value": "clip_value"}.get(event.kind)
-        if call is None or keyword is None:
-            raise NotSure("gradients are changed in a way that the engine does not know")
-        limit = [*call.args[1:2], *(k.value for k in call.keywords if k.arg == keyword)]
-        others = [k for k in call.keywords if k.arg not in (keyword, "parameters")]
-        if len(limit) != 1 or others or len(call.args) > 2 or event.partial:
-            raise NotSure("the clip has options that the engine does not have", call.lineno)
-        found[f"clip_{event.kind}"] = program.syntax.text(limit[0])
+    found = {f"clip_{event.kind}": program.syntax.text(clip_limit(program, event)) for event in program.all(Clip)}
     return [f"{key}={value}" for key, value in found.items()]
 
 

@@ -11,12 +11,21 @@ from halfstep.imagine.converting.engine_extents import Extent, Quotient, divisor
 from halfstep.imagine.converting.imports import ensure
 from halfstep.imagine.converting.outcome import NotSure
 from halfstep.imagine.converting.patch import Patch
-from halfstep.imagine.converting.places import Site, backward_calls, inline_loss, runs, sites, step_calls
+from halfstep.imagine.converting.places import (
+    Site,
+    backward_calls,
+    clip_limit,
+    engine_lines,
+    inline_loss,
+    runs,
+    sites,
+    step_calls,
+)
 from halfstep.imagine.converting.program import Program
 from halfstep.imagine.converting.reach import Carrier, Home, home_of
 from halfstep.imagine.converting.references import at_home
 from halfstep.imagine.converting.refusals import refuse_engine
-from halfstep.imagine.converting.syntax import Block, end_line, first_line
+from halfstep.imagine.converting.syntax import Block, end_line, first_line, is_plain
 
 
 @dataclass(slots=True)
@@ -110,11 +119,7 @@ def _engine(work: _Work, precision: str) -> list[str]:
     schedule = _schedule(work)
     given += [f"scheduler={schedule}"] if schedule is not None else []
     given += [f'precision="{precision}"', *_clips(work)]
-    line = f"{work.engine} = halfstep.Engine({', '.join(given)})"
-    if len(line) <= 110:
-        return [line]
-    unit = program.syntax.unit(work.blocks[0][0])
-    return [f"{work.engine} = halfstep.Engine(", *(f"{unit}{g}," for g in given), ")"]
+    return engine_lines(work.engine, given, program.syntax.unit(work.blocks[0][0]))
 
 
 def _model(program: Program, home: Home) -> str:
@@ -185,20 +190,13 @@ def _clips(work: _Work) -> list[str]:
     program = work.program
     found: dict[str, str] = {}
     for event in {e.place: e for e in program.all(Clip)}.values():
-        call = program.syntax.call_at(event.place)
-        keyword = {"norm": "max_norm", "value": "clip_value"}.get(event.kind)
-        statement = program.syntax.statement_at(event.place) if event.place is not None else None
-        if call is None or keyword is None or statement is None:
-            raise NotSure(
-                "gradients are changed in a way that the engine does not know", event.place.line if event.place else None
-            )
-        limit = [*call.args[1:2], *(k.value for k in call.keywords if k.arg == keyword)]
-        others = [k for k in call.keywords if k.arg not in (keyword, "parameters", "foreach", "error_if_nonfinite")]
-        if len(limit) != 1 or others or len(call.args) > 2 or event.partial or f"clip_{event.kind}" in found:
-            raise NotSure("the clip has options that the engine does not have", call.lineno)
+        limit = clip_limit(program, event)
+        statement = program.syntax.statement(limit)
+        if f"clip_{event.kind}" in found:
+            raise NotSure("gradients are clipped in several places", limit.lineno)
         if not isinstance(statement, ast.Expr):
             _keep_norm(work, statement, event)
-        text = at_home(program, limit[0], event, work.home)
+        text = at_home(program, limit, event, work.home)
         found[f"clip_{event.kind}"] = _conditional(work, statement, event, text)
         work.dropped.append(statement)
     return [f"{key}={value}" for key, value in found.items()]
@@ -312,8 +310,7 @@ def _weight(work: _Work, call: ast.Call, *, first: bool) -> list[str]:
         return []
     number = divisor(quotient)
     text = work.program.syntax.text(number)
-    plain = isinstance(number, (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant))
-    return [f"weight=1 / {text}" if plain else f"weight=1 / ({text})"]
+    return [f"weight=1 / {text}" if is_plain(number) else f"weight=1 / ({text})"]
 
 
 def _index(work: _Work, block: Block, call: ast.Call) -> int | None:

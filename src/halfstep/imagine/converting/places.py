@@ -154,3 +154,27 @@ def step_calls(program: Program) -> dict[ast.Call, Step]:
             raise NotSure("the optimizer's step is not a statement of its own", call.lineno)
         found.setdefault(call, event)
     return found
+
+
+def clip_limit(program: Program, event: Clip) -> ast.expr:
+    """The limit of a clip that an engine makes as well.
+
+    Raises:
+        NotSure: it makes no such clip.
+    """
+    call = program.syntax.call_at(event.place)
+    keyword = {"norm": "max_norm", "value": "clip_value"}.get(event.kind)
+    if call is None or keyword is None:
+        line = event.place.line if event.place is not None else None
+        raise NotSure("gradients are changed in a way that the engine does not know", line)
+    limit = [*call.args[1:2], *(k.value for k in call.keywords if k.arg == keyword)]
+    others = [k for k in call.keywords if k.arg not in (keyword, "parameters", "foreach", "error_if_nonfinite")]
+    if len(limit) != 1 or others or len(call.args) > 2 or event.partial:
+        raise NotSure("the clip has options that the engine does not have", call.lineno)
+    return limit[0]
+
+
+def engine_lines(name: str, given: list[str], unit: str) -> list[str]:
+    """The lines that make an engine."""
+    line = f"{name} = halfstep.Engine({', '.join(given)})"
+    return [line] if len(line) <= 110 else [f"{name} = halfstep.Engine(", *(f"{unit}{g}," for g in given), ")"]

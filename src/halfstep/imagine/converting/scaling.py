@@ -14,7 +14,7 @@ from halfstep.imagine.converting.patch import Patch
 from halfstep.imagine.converting.places import backward_calls, step_calls
 from halfstep.imagine.converting.program import Program
 from halfstep.imagine.converting.reach import Carrier, Home, home_of
-from halfstep.imagine.converting.syntax import Block, bound_names, read_names
+from halfstep.imagine.converting.syntax import Block, bound_names, neighbours, read_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,19 +166,9 @@ def _hold_schedule(program: Program, patch: Patch, scaler: str) -> None:
             continue
         before = program.syntax.fresh("scale_before")
         patch.before(statement, f"{before} = {scaler}.get_scale()")
-        for first, last in _neighbours(moved):
+        for first, last in neighbours(moved):
             _check_moves(program, block, first, last)
             patch.wrap(block[first], block[last], f"if {scaler}.get_scale() >= {before}:  # the update was not skipped")
-
-
-def _neighbours(indices: list[int]) -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
-    for index in sorted(indices):
-        if found and found[-1][1] == index - 1:
-            found[-1] = (found[-1][0], index)
-        else:
-            found.append((index, index))
-    return found
 
 
 def _check_moves(program: Program, block: Block, first: int, last: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from halfstep.events.vocabulary import Place
 
@@ -160,6 +160,28 @@ def read_names(node: ast.AST) -> set[str]:
     """The names that a node reads; those that an augmented assignment changes are read as well."""
     found = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     return found | {n.target.id for n in ast.walk(node) if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)}
+
+
+def neighbours(indices: Iterable[int]) -> list[tuple[int, int]]:
+    """The runs of numbers that follow each other, first and last of each."""
+    found: list[tuple[int, int]] = []
+    for index in sorted(indices):
+        if found and found[-1][1] == index - 1:
+            found[-1] = (found[-1][0], index)
+        else:
+            found.append((index, index))
+    return found
+
+
+def is_plain(node: ast.expr) -> bool:
+    """Whether an expression needs no parentheses beside an operator."""
+    return isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant))
+
+
+def quotient(syntax: Syntax, node: ast.expr, divisor: str) -> str:
+    """An expression divided by something."""
+    text = syntax.text(node)
+    return f"{text} / {divisor}" if is_plain(node) else f"({text}) / {divisor}"
 
 
 def _decorated(statement: ast.stmt) -> bool:

@@ -6,6 +6,7 @@ import ast
 import re
 
 from halfstep.findings.finding import Edit, FixRequest
+from halfstep.imagine.converting.syntax import is_plain
 from halfstep.imagine.edits import Editor
 from halfstep.imagine.facts import imported_names
 from halfstep.imagine.fixing.naming import distributed, sees
@@ -51,8 +52,7 @@ def to_float(editor: Editor, request: FixRequest) -> list[Edit] | None:
     if operand is None or isinstance(operand, ast.Constant):
         return None
     text = editor.syntax.text(operand)
-    plain = isinstance(operand, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
-    return [editor.swap(operand, f"{text}.float()" if plain else f"({text}).float()")]
+    return [editor.swap(operand, f"{text}.float()" if is_plain(operand) else f"({text}).float()")]
 
 
 def device_of_model(editor: Editor, request: FixRequest) -> list[Edit] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from halfstep.findings.finding import Edit, FixRequest
-from halfstep.imagine.converting.syntax import bound_names, read_names
+from halfstep.imagine.converting.syntax import bound_names, is_plain, quotient, read_names
 from halfstep.imagine.edits import Editor
 from halfstep.imagine.fixing.naming import sees
 
@@ -55,13 +55,9 @@ def divide(editor: Editor, request: FixRequest) -> list[Edit] | None:
     loss, size = call.func.value, editor.syntax.text(sizes[0])
     scaled = isinstance(loss, ast.Call) and isinstance(loss.func, ast.Attribute) and loss.func.attr == "scale"
     if isinstance(loss, ast.Call) and scaled and len(loss.args) == 1:
-        inner = loss.args[0]
-        plain = isinstance(inner, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
-        return [
-            editor.swap(inner, f"{editor.syntax.text(inner)} / {size}" if plain else f"({editor.syntax.text(inner)}) / {size}")
-        ]
+        return [editor.swap(loss.args[0], quotient(editor.syntax, loss.args[0], size))]
     if isinstance(loss, (ast.Name, ast.Attribute, ast.Call)):
-        return [editor.swap(loss, f"({editor.syntax.text(loss)} / {size})")]
+        return [editor.swap(loss, f"({quotient(editor.syntax, loss, size)})")]
     return None
 
 
@@ -103,7 +99,7 @@ def count_steps(editor: Editor, request: FixRequest) -> list[Edit] | None:
         return None
     text = editor.syntax.text(length)
     product = isinstance(length, ast.BinOp) and isinstance(length.op, ast.Mult)
-    plain = product or isinstance(length, (ast.Name, ast.Attribute, ast.Call))
+    plain = product or is_plain(length)
     return [editor.swap(length, f"{text if plain else f'({text})'} // {ast.unparse(sizes[0])}")]
 
 
