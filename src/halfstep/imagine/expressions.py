@@ -30,6 +30,7 @@ from halfstep.imagine.values import (
     counted,
     derive,
     items_like,
+    part_of,
     settled,
     tagged,
     tags_of,
@@ -174,13 +175,13 @@ class Expressions(Comparing):
         by_rank = "rank" in tags_of(parts[0]) and parts[2] is not None
         if "world" in tags_of(parts[1]) and parts[2] is None and isinstance(value, (list, Unknown)):
             return _evened(value)
-        if isinstance(value, (list, tuple, str)) and all(p is None or type(p) is int for p in parts):
+        if isinstance(value, (list, tuple, str)) and all(p is None or isinstance(p, int) for p in parts):
             got = value[slice(*parts)] if parts[2] != 0 else value
             if isinstance(value, Items):
-                made = Items(got)
+                made = part_of(got)
                 made.loader, made.over = value.loader, value.over
                 return made
-            return got
+            return part_of(got) if isinstance(value, list) else got
         if by_rank and parts[1] is None and "even" not in (value.tags if isinstance(value, Items) else tags_of(value)):
             self.make("strided shard", node)
             return Unknown("shard", tags_of(value) | {"rank", "strided"})

@@ -31,7 +31,7 @@ class Interpreter(Calls, Statements, Expressions):
         """What a loop over `source` runs over."""
         source = settled(source)
         if isinstance(source, Items):
-            return source
+            return self._batches_in(source, node)
         if isinstance(source, (list, tuple)):
             return self._of_list(list(source)[:64], source, node)
         if isinstance(source, dict):
@@ -61,6 +61,14 @@ class Interpreter(Calls, Statements, Expressions):
             made.over = "loader"
             made.loader = self._named_loader(("list", id(source)), _text(node))
             self.memo[("alive", id(source))] = source
+        return made
+
+    def _batches_in(self, source: Items, node: ast.AST) -> Items:
+        """Items as they are; a part of a list of micro-batches is run over as all of it would be."""
+        if "part" not in source.tags or source.over != "items":
+            return source
+        made = self._of_list(list(source), source, node)
+        made.tags = source.tags
         return made
 
     def _named_loader(self, key: object, name: str) -> Thing:

@@ -316,6 +316,13 @@ class Items(list[Value]):
     """Chosen by a condition on data: it may be empty."""
 
 
+def part_of(values: list[Value], source: Value = None) -> Items:
+    """Micro-batches that are a part of all: what a window holds."""
+    made = items_like(values, source) if isinstance(source, Items) else Items(values)
+    made.tags |= {"part"}
+    return made
+
+
 def items_like(values: list[Value], source: Items) -> Items:
     """Other values with the same origin."""
     made = Items(values)

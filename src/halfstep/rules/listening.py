@@ -149,19 +149,23 @@ class Accumulation:
     wiped: bool
     """The gradients are cleared for every micro-batch."""
     counted: bool = False
-    """The loop over micro-batches counts to the window's size: `for _ in range(accumulate)`."""
+    """The loop over micro-batches counts to the window's size (`for _ in range(accumulate)`) or runs over a part of all."""
+
+
+WINDOW = frozenset({"accum", "part"})
+"""What a loop over the micro-batches of one window counts, or runs over."""
 
 
 @lru_cache(maxsize=512)
 def accumulation(trace: Trace, optimizer: Ref) -> Accumulation | None:
-    """How an optimizer accumulates gradients over micro-batches, or None where it steps after each."""
+    """How an optimizer accumulates gradients over micro-batches, or None where it steps after each or is given sums made by hand."""
     parts = windows(trace, optimizer)
     stepped = [w for w in parts if w.step is not None and w.backwards]
-    if not stepped:
+    if not stepped or any(clip.kind == "set" and optimizer in clip.optimizers for clip in trace.of(Clip)):
         return None
     last = [w.backwards[-1] for w in stepped]
     guarded = any(_same_loop(w.backwards[-1], w.step) for w in stepped)
-    counted = any(b.loops and "accum" in b.loops[-1].tags for b in last)
+    counted = any(b.loops and b.loops[-1].tags & WINDOW for b in last)
     sizes = Counter(w.size for w in stepped)
     size = max(sizes, key=lambda s: (sizes[s], s))
     wiped = False
@@ -197,7 +201,7 @@ def _same_loop(backward: Backward, step: Step | None) -> bool:
 def _by_name(stepped: list[Window]) -> bool:
     for window in stepped:
         turn = window.backwards[-1].loops[-1] if window.backwards[-1].loops else None
-        if turn is not None and ("accum" in turn.tags or turn.over == "loader"):
+        if turn is not None and (turn.tags & WINDOW or turn.over == "loader"):
             return True
         if any("accum" in d.tags for d in window.backwards[-1].divisors):
             return True

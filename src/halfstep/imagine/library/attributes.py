@@ -288,6 +288,8 @@ def write(state: Calls, thing: Thing, name: str, new: Value, node: ast.AST) -> N
         state.emit(ZeroGrad, node, optimizers=Reach(frozenset(thing.owners)))
     elif name == "grad" and thing.kind == "param" and isinstance(new, Tensor) and "gradient" in new.tags:
         training.edit_gradients(state, thing.owners, new.divisors[-1] if new.divisors else None, node)
+    elif name == "grad" and thing.kind == "param":
+        training.edit_gradients(state, thing.owners, None, node, "set")
     elif name == "requires_grad" and thing.kind == "param":
         for owner in thing.owners:
             owner.facts["partly frozen"] = True

@@ -8,7 +8,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from halfstep.events.vocabulary import Report
-from halfstep.imagine.library import amp, data, distributed, frameworks, iterating, python, stdlib, tensors, training
+from halfstep.imagine.library import (
+    amp,
+    data,
+    distributed,
+    frameworks,
+    iterating,
+    python,
+    stdlib,
+    tensor_methods,
+    tensors,
+    training,
+)
 from halfstep.imagine.naming import MODEL
 from halfstep.imagine.values import (
     NO_TAGS,
@@ -34,6 +45,7 @@ EXACT: dict[str, Handler] = {
     **python.TABLE,
     **stdlib.TABLE,
     **tensors.TABLE,
+    **tensor_methods.TABLE,
     **amp.TABLE,
     **training.TABLE,
     **data.TABLE,

@@ -20,6 +20,7 @@ from halfstep.imagine.values import (
     Unknown,
     Value,
     items_like,
+    part_of,
     settled,
     tagged,
     tags_of,
@@ -98,7 +99,7 @@ def _range(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -
     except (ValueError, TypeError):
         numbers = range(state.micro_batches)
     made = Items([tagged(i, frozenset({"index"}) | (tags & {"rank"})) for i in _sample(numbers)])
-    made.over, made.tags = "count", tags
+    made.over, made.tags = "count", tags | ({"part"} if len(values) > 2 and tags & {"batch size", "loader"} else NO_TAGS)
     if "loader" in tags and "epochs" not in tags:
         made.over = "loader"
         made.loader = state.memo.setdefault(("range", id(node)), state.make("loader", None, name="range", given=True))
@@ -158,7 +159,14 @@ def _islice(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) 
     stop = settled(args[1 if len(args) == 2 else 2]) if len(args) > 1 else None
     if not isinstance(stop, int):
         return source
-    return items_like(list(source)[:stop], source)
+    return part_of(list(source)[:stop], source)
+
+
+def _batched(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    source = state.items(settled(args[0]), node) if args else Items()
+    count = state.unwrap_truth(settled(args[1])) if len(args) > 1 else None
+    size = count if isinstance(count, int) and count > 0 else 4
+    return Items([part_of(list(source)[at : at + size], source) for at in range(0, len(source), size)])
 
 
 def _cycle(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
@@ -233,6 +241,7 @@ TABLE: dict[str, Callable[..., Value]] = {
 """Handlers by path."""
 PATTERNS: tuple[tuple[re.Pattern[str], Callable[..., Value]], ...] = (
     (re.compile(r"(^|\.)(trange|tnrange)$"), _range),
+    (re.compile(r"^(itertools|more_itertools)\.(batched|chunked|ichunked)$"), _batched),
     (re.compile(r"(^|\.)(tqdm|tqdm_notebook|track|alive_it|progressbar|skip_first_batches)$"), _same),
 )
 """Handlers by pattern of the path."""

@@ -10,7 +10,7 @@ from halfstep.imagine.arithmetic import arithmetic
 from halfstep.imagine.library import tensors, training
 from halfstep.imagine.library.frameworks import say_backward
 from halfstep.imagine.library.python import read_on_host
-from halfstep.imagine.values import Tensor, Thing, Unknown, Value, derive, settled, tags_of
+from halfstep.imagine.values import Tensor, Thing, Unknown, Value, derive, part_of, settled, tags_of
 
 if TYPE_CHECKING:
     from halfstep.imagine.calls import Calls
@@ -63,7 +63,9 @@ def call(state: Calls, value: Tensor, name: str, args: Args, kwargs: Kwargs, nod
         return Unknown("condition", value.tags | {"data"}, loaders=value.loaders)
     if name in ("chunk", "split", "unbind", "tensor_split"):
         count = settled(args[0]) if name == "chunk" and args else 4
-        return [derive(value) for _ in range(min(count, 64) if isinstance(count, int) else 4)]
+        made = part_of([derive(value) for _ in range(min(count, 64) if isinstance(count, int) else 4)])
+        made.tags |= tags_of(args)
+        return made
     if name in ("max", "min", "topk", "sort") and (args or kwargs) and name != "max":
         return derive(value)
     if name in ("items", "keys", "values") and not value.grad:
@@ -163,3 +165,12 @@ def scaled(state: Calls, scaler: Thing, args: Args, node: ast.AST) -> Value:
     if not isinstance(values, Tensor):
         return values
     return derive(values, scaler=scaler)
+
+
+def _parts(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    value = settled(args[0]) if args else None
+    return call(state, value, path.rsplit(".", 1)[-1], args[1:], kwargs, node) if isinstance(value, Tensor) else Unknown("parts")
+
+
+TABLE = dict.fromkeys(("torch.chunk", "torch.split", "torch.tensor_split"), _parts)
+"""Handlers by path."""

@@ -53,7 +53,7 @@ def train(model, loader, epochs=2):
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """A clip of gradients that the step in the same turn has used."""
     for event, accounts in hear(trace):
-        if not isinstance(event, Clip) or event.kind in ("divide", "edit"):
+        if not isinstance(event, Clip) or event.kind in ("divide", "edit", "set"):
             continue
         for optimizer in event.optimizers:
             account = accounts[optimizer]
