@@ -96,6 +96,8 @@ def _numbers(state: State, left: int | float, op: ast.operator, right: int | flo
         tags |= {"modulo"}
     if isinstance(op, (ast.Div, ast.FloorDiv)) and "accum" in tags_of(right):
         tags |= {"/accum"}
+    if isinstance(op, ast.Div) and "batch size" in tags_of(left) & tags_of(right):
+        tags |= {"share"}
     if isinstance(op, (ast.Div, ast.FloorDiv)) and "loader" in tags_of(left):
         tags |= {f"/{right}"}
     return tagged(value, tags - {"modulo"} if isinstance(op, (ast.Add, ast.Mult)) else tags)
@@ -130,6 +132,8 @@ def _unknown(state: State, left: Value, op: ast.operator, right: Value, node: as
         tags |= {"modulo"}
     if isinstance(op, (ast.Div, ast.FloorDiv)) and "accum" in tags_of(right):
         tags |= {"/accum"}
+    if isinstance(op, ast.Div) and "batch size" in tags_of(left) & tags_of(right):
+        tags |= {"share"}
     if isinstance(op, ast.Div) and "sum of means" in tags_of(left) and "dataset" in tags_of(right):
         state.emit(Numeric, node, kind="mean over dataset")
     if isinstance(op, ast.Mult) and "batch size" in tags:
@@ -219,6 +223,8 @@ def _divisor(state: State, tensor: Tensor, left: Value, op: ast.operator, other:
         if isinstance(other, Unknown) and _is_count(other):
             other.tags |= {"divisor"}
         return Divisor(number, tags, place)
+    if isinstance(op, ast.Mult) and "share" in tags:
+        return Divisor(None, tags, place)
     if isinstance(op, ast.Mult) and isinstance(other, (int, float)) and other > 1 and "scale" in ast.unparse(node):
         return Divisor(1 / other, tags, place)
     if isinstance(op, ast.Mult) and isinstance(other, (Ratio, float)) and 0 < other < 1 and tags & {"accum", "world"}:

@@ -178,10 +178,10 @@ class Expressions(Comparing):
         if isinstance(value, (list, tuple, str)) and all(p is None or isinstance(p, int) for p in parts):
             got = value[slice(*parts)] if parts[2] != 0 else value
             if isinstance(value, Items):
-                made = part_of(got)
+                made = part_of(list(got))
                 made.loader, made.over = value.loader, value.over
                 return made
-            return part_of(got) if isinstance(value, list) else got
+            return part_of(list(got)) if isinstance(value, list) else got
         if by_rank and parts[1] is None and "even" not in (value.tags if isinstance(value, Items) else tags_of(value)):
             self.make("strided shard", node)
             return Unknown("shard", tags_of(value) | {"rank", "strided"})
@@ -190,7 +190,9 @@ class Expressions(Comparing):
         if isinstance(value, (list, tuple)):
             return value
         return Unknown(
-            f"{ast.unparse(node)[:40]}", tags_of(value) | tags_of(parts), loaders=getattr(value, "loaders", frozenset())
+            f"{ast.unparse(node)[:40]}",
+            tags_of(value) | tags_of(parts) | {"part"},
+            loaders=getattr(value, "loaders", frozenset()),
         )
 
     # --- operators ---

@@ -8,6 +8,7 @@ from halfstep.imagine.calls import Calls
 from halfstep.imagine.expressions import Expressions
 from halfstep.imagine.statements import Statements
 from halfstep.imagine.values import (
+    NO_TAGS,
     Bound,
     Function,
     Instance,
@@ -61,6 +62,7 @@ class Interpreter(Calls, Statements, Expressions):
             made.over = "loader"
             made.loader = self._named_loader(("list", id(source)), _text(node))
             self.memo[("alive", id(source))] = source
+            made.tags = frozenset({"part"}) if ("gathered", id(source)) in self.memo else NO_TAGS
         return made
 
     def _batches_in(self, source: Items, node: ast.AST) -> Items:
@@ -128,7 +130,9 @@ class Interpreter(Calls, Statements, Expressions):
             loader.facts["tags"] = source.tags
         if "strided" in source.tags:
             loader.facts["strided"] = True
-        return self.batches(loader)
+        made = self.batches(loader)
+        made.tags = source.tags & {"part"}
+        return made
 
 
 def _text(node: ast.AST) -> str:

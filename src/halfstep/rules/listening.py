@@ -158,7 +158,7 @@ WINDOW = frozenset({"accum", "part"})
 
 @lru_cache(maxsize=512)
 def accumulation(trace: Trace, optimizer: Ref) -> Accumulation | None:
-    """How an optimizer accumulates gradients over micro-batches, or None where it steps after each or is given sums made by hand."""
+    """How an optimizer accumulates gradients over micro-batches, or None where it steps after each or gets sums made by hand."""
     parts = windows(trace, optimizer)
     stepped = [w for w in parts if w.step is not None and w.backwards]
     if not stepped or any(clip.kind == "set" and optimizer in clip.optimizers for clip in trace.of(Clip)):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from halfstep.imagine.state import WHOLE_WINDOWS, OutOfBudget, Restart, Signal
+from halfstep.imagine.state import ACCUMULATION, WHOLE_WINDOWS, OutOfBudget, Restart, Signal
 from halfstep.imagine.values import (
     NO_TAGS,
     Bound,
@@ -94,6 +94,8 @@ def _range(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -
     values = [state.unwrap_truth(settled(a)) for a in args]
     tags = frozenset().union(*(tags_of(v) for v in values)) if values else NO_TAGS
     bounds = [v if isinstance(v, int) else _bound(v, state) for v in values]
+    if len(values) > 2 and not isinstance(values[1], int):
+        bounds[1] = bounds[0] + bounds[2] * (ACCUMULATION if "batch size" in tags_of(values[1]) else state.micro_batches)
     try:
         numbers = range(*[int(b) for b in bounds][:3])
     except (ValueError, TypeError):
@@ -158,7 +160,7 @@ def _islice(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) 
     source = state.items(settled(args[0]), node) if args else Items()
     stop = settled(args[1 if len(args) == 2 else 2]) if len(args) > 1 else None
     if not isinstance(stop, int):
-        return source
+        return part_of(list(source), source)
     return part_of(list(source)[:stop], source)
 
 

@@ -252,6 +252,8 @@ def _on_list(state: Calls, value: list[Value], name: str, args: Args, node: ast.
         for element in new:
             _keep(state, value, settled(element), node)
             state.take_in(value, "appended", element, node)
+        if name == "append" and any(_micro_batch(element) for element in new):
+            state.memo["gathered", id(value)] = value
         if len(value) < 400:
             value.extend(new)
         return None
@@ -269,6 +271,14 @@ def _on_list(state: Calls, value: list[Value], name: str, args: Args, node: ast.
     if name == "index":
         return 0
     return list(value) if name == "copy" else None
+
+
+def _micro_batch(value: Value) -> bool:
+    """Whether a value is what a loop over a loader hands out: the batch itself, or its parts together."""
+    value = settled(value)
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ()
+    whole = isinstance(value, Tensor) and value.name == "batch"
+    return whole or any(isinstance(part := settled(p), Tensor) and bool(part.loaders) and not part.grad for p in parts)
 
 
 def _keep(state: Calls, container: list[Value], element: Value, node: ast.AST) -> None:

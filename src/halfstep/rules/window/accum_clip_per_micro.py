@@ -57,7 +57,12 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     clipped: dict[Ref, Clip] = {}
     unscaled = {e.place for e, accounts in hear(trace) if isinstance(e, Clip) and any(accounts[o].unscaled for o in e.optimizers)}
     for event, accounts in hear(trace):
-        if isinstance(event, Clip) and event.kind not in ("divide", "set") and not event.exhausted and event.place not in unscaled:
+        if (
+            isinstance(event, Clip)
+            and event.kind not in ("divide", "set")
+            and not event.exhausted
+            and event.place not in unscaled
+        ):
             clipped.update({o: event for o in event.optimizers if accounts[o].pending and accounts[o].unscaled is None})
         elif isinstance(event, (Step, ZeroGrad)):
             for optimizer in (event.optimizer,) if isinstance(event, Step) else event.optimizers:
