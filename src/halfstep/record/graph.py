@@ -13,6 +13,8 @@ from halfstep.events.vocabulary import Divisor, Ref
 _SCALED = "halfstep scaler"
 """Key in a graph node's metadata: the scaler that made it."""
 MAX_NODES = 20_000
+LEAST_SCALE = 8.0
+"""A factor of a loss that is at least so large scales it by hand; a smaller one is a weight."""
 _PASSING = (
     "Add",
     "Sub",
@@ -111,12 +113,12 @@ def _factor(node: Any, name: str, found: Reading, look: bool) -> None:
         found.divisors += (Divisor(None),) if name.startswith("Div") else ()
     elif name.startswith("Div") and value not in (0.0, 1.0):
         found.divisors += (Divisor(_whole(value)),)
-    elif name.startswith("Mul") and 0.0 < value < 1.0:
+    elif name.startswith("Mul") and (0.0 < value < 1.0 or value >= LEAST_SCALE):
         found.divisors += (Divisor(_whole(1.0 / value)),)
 
 
 def _whole(value: float) -> float:
-    return float(round(value)) if abs(value - round(value)) < 1e-4 * value else value
+    return float(round(value)) if value >= 1 and abs(value - round(value)) < 1e-4 * value else value
 
 
 def _scalar(value: Any, look: bool) -> float | None:

@@ -249,3 +249,15 @@ def test_what_no_hook_hears_is_read_from_the_text(run: Callable[..., Any]) -> No
 
 def test_a_fault_in_a_function_that_did_not_run_is_not_told(run: Callable[..., Any]) -> None:
     assert run(f"{BY_TEXT.replace('average(model, chunks)', 'pass')}train(4)\n").rules() == set()
+
+
+def test_losses_that_are_scaled_in_a_list_are_scaled(run: Callable[..., Any]) -> None:
+    text = scaled('torch.amp.GradScaler("cpu", init_scale=2.0)', HALF, "[out.float().mean(), out.float().square().mean()]")
+    assert run(text.replace("scaler.scale(loss).backward()", "torch.autograd.backward(scaler.scale(loss))")).rules() == set()
+
+
+def test_a_loss_that_is_scaled_by_hand_needs_no_scaler(run: Callable[..., Any]) -> None:
+    text = scaled("None", HALF, "out.float().square().mean() * loss_scale").replace("scaler.scale(loss)", "loss")
+    stepping = "for p in model.parameters():\n        p.grad.div_(loss_scale)\n    optimizer.step()"
+    text = text.replace("scaler = None", "loss_scale = 1024.0").replace("    scaler.update()\n", "")
+    assert run(text.replace("scaler.step(optimizer)", stepping)).rules() == set()

@@ -10,6 +10,7 @@ import torch
 from torch.nn.utils import clip_grad
 from torch.optim import lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
 
 from halfstep.events.vocabulary import Clip, Load, Ref, ScaleLoss, ScaleRead, ScalerUpdate, SchedulerStep, Step, Unscale
 from halfstep.record.graph import mark
@@ -169,8 +170,8 @@ def _scaling(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
             with rec.safe:
                 here = rec.here()
                 ref = rec.objects.known(self, "scaler", here.place).ref
-                for tensor in (scaled,) if isinstance(scaled, torch.Tensor) else ():
-                    if tensor.grad_fn is not None:
+                for tensor in tree_leaves(scaled):
+                    if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None:
                         mark(tensor.grad_fn, ref)
                 rec.say(ScaleLoss, here, scaler=ref)
         return scaled
