@@ -6,7 +6,7 @@ import ast
 import re
 
 from halfstep.events.trace import Trace
-from halfstep.events.vocabulary import Backward, Clip, Event, Fetch, Forward, Made, Place, Ref, Step
+from halfstep.events.vocabulary import Backward, Clip, Event, Fetch, Forward, Made, Place, Ref, Step, ZeroGrad
 from halfstep.imagine.state import Draft, OutOfBudget, Reach, State
 from halfstep.imagine.values import Instance, Tensor, Thing, Value, model_of
 
@@ -56,9 +56,10 @@ class _Resolver:
         self.drafts, self.things = state.drafts, state.things
         self.made = {d.fields["what"]: i for i, d in enumerate(state.drafts) if d.kind is Made}
         self.trained = {t.loop for d in self.drafts if d.kind in (Backward, Fetch, Forward) for t in d.fields["loops"]}
-        vague = [t for t in self.optimizers if not t.owners and not t.facts.get("of copies")]
-        self.vague = vague
-        self.ahead = [(i, d) for i, d in enumerate(state.drafts) if d.kind in (Backward, Step)] if len(vague) > 1 else []
+        self.vague = [t for t in self.optimizers if not t.owners and not t.facts.get("of copies")]
+        self.stepping = {d.fields["optimizer"].ref for d in state.drafts if d.kind is Step}
+        several = len(self.optimizers) > 1
+        self.ahead = [(i, d) for i, d in enumerate(state.drafts) if d.kind in (Backward, Step)] if several else []
 
     def event(self, serial: int, draft: Draft) -> Event:
         fields: dict[str, Value] = {}
@@ -70,6 +71,8 @@ class _Resolver:
             else:
                 fields[name] = _plain(value)
         fields["loops"] = tuple(t for t in draft.fields["loops"] if t.over != "items" or t.loop in self.trained)
+        if draft.kind is ZeroGrad:
+            fields["optimizers"] = self.cleared(fields["optimizers"])
         if draft.kind is Clip:
             fields["partial"] = self.partly(draft, serial)
         if draft.kind is Backward:
@@ -79,16 +82,27 @@ class _Resolver:
         return draft.kind(serial=serial, **fields)
 
     def reached(self, reach: Reach, serial: int, draft: Draft) -> tuple[Ref, ...]:
+        named = [t.ref for t in self.optimizers if t in reach.models]
+        if named:
+            return tuple(named)
         found = [t for t in self.optimizers if t.owners and self.made.get(t, -1) < serial and _touches(t, reach.models)]
         if reach.models and found and not any(m for m in reach.models if not _owned(m, found)):
             return tuple(t.ref for t in found)
         vague = self.vague
         if not reach.models:
             found = [t for t in self.optimizers if self.made.get(t, -1) < serial]
+            if draft.kind in (Backward, Clip):
+                found = self.stepping_next(serial, found) or found
             return tuple(t.ref for t in found)
         if len(vague) > 1 and draft.kind is Backward:
-            vague = self.stepping_next(serial)
+            vague = self.stepping_next(serial, vague)
         return tuple(t.ref for t in [*found, *vague])
+
+    def cleared(self, named: tuple[Ref, ...]) -> tuple[Ref, ...]:
+        """What never steps and was taken for an optimizer may as well be the model of any whose parameters are not known."""
+        if not named or {*named} & self.stepping or any(ref not in {t.ref for t in self.vague} for ref in named):
+            return named
+        return tuple(dict.fromkeys([*named, *(t.ref for t in self.vague)]))
 
     def untrained(self, model: Thing) -> bool:
         """Whether this layer is surely meant to be trained and is in no optimizer of the run."""
@@ -122,13 +136,13 @@ class _Resolver:
         place = model.place
         return place is not None and not any(first <= place.line <= last for first, last in spans)
 
-    def stepping_next(self, serial: int) -> list[Thing]:
-        """Of the optimizers of unknown parameters those that step next, before another loss is backpropagated."""
+    def stepping_next(self, serial: int, among: list[Thing]) -> list[Thing]:
+        """Of optimizers that cannot be told apart those that step next, before another loss is backpropagated."""
         found: list[Thing] = []
         for index, draft in self.ahead:
             if draft.kind is Backward and index > serial and found:
                 break
-            if draft.kind is Step and index > serial and draft.fields["optimizer"] in self.vague:
+            if draft.kind is Step and index > serial and draft.fields["optimizer"] in among:
                 found.append(draft.fields["optimizer"])
         return list(dict.fromkeys(found))
 

@@ -107,7 +107,7 @@ def read(state: Calls, value: Value, name: str, node: ast.AST) -> Value:
     if isinstance(value, Thing):
         return _of_thing(state, value, name, node)
     if isinstance(value, Unknown):
-        return _of_unknown(state, value, name)
+        return _of_unknown(state, value, name, node)
     return Bound(value, name)
 
 
@@ -233,8 +233,11 @@ def _of_super(value: Thing, name: str) -> Value:
 def _part_of_loader(state: Calls, value: Thing, name: str) -> Value:
     part = value.facts.get(name)
     if part is None or isinstance(part, Unknown):
-        kind = {"sampler": "sampler", "batch_sampler": "sampler", "dataset": "dataset"}[name]
-        part = state.make(kind, None, name=f"{value.name}.{name}", given=True, plain=name != "dataset")
+        name = f"own {name}"
+        part = value.facts.get(name)
+    if part is None:
+        kind = "dataset" if name == "own dataset" else "sampler"
+        part = state.make(kind, None, name=f"{value.name}.{name[4:]}", given=True, plain=kind == "sampler")
         value.facts[name] = part
     instance = part.facts.get("instance") if isinstance(part, Thing) else None
     return instance or part
@@ -256,12 +259,14 @@ def _of_framework(state: Calls, value: Thing, name: str) -> Value:
     return Bound(value, name)
 
 
-def _of_unknown(state: Calls, value: Unknown, name: str) -> Value:
+def _of_unknown(state: Calls, value: Unknown, name: str, node: ast.AST) -> Value:
     child = value.children.get(f".{name}")
     if child is not None:
         return child
     if name in ROLE_METHODS or (name in ("shape",) and value.loaders):
         return Bound(value, name)
+    if name == "param_groups":
+        return read(state, state.promote(value, "optimizer"), name, node)
     if MAIN.search(name):
         made = Unknown(name, frozenset({"main"}))
     else:
@@ -306,7 +311,7 @@ def write(state: Calls, thing: Thing, name: str, new: Value, node: ast.AST) -> N
     elif name == "last_epoch" and thing.kind == "scheduler":
         thing.facts["placed"] = True
     elif name == "training" and thing.kind == "model":
-        optimizing.switch(state, thing, state.truth(new, node), node)
+        training.switch(state, thing, state.truth(new, node), node)
     elif thing.kind == "dataset" and "epoch" in name:
         state.emit(SetEpoch, node, target=thing, value=state.number("value"))
 

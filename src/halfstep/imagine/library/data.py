@@ -117,8 +117,24 @@ def _undivided(state: Calls, dataset: Value, given: dict[str, Value], node: ast.
     return {"undivided by worker": None if by_worker else place, "undivided by rank": None if by_rank else place}
 
 
+def _is_handed_on(method: Function) -> bool:
+    """Whether all that `__iter__` does is to call a method of another object, which may divide the samples."""
+    last = method.node.body[-1] if isinstance(method.node.body, list) else None
+    call = last.value if isinstance(last, ast.Return) else None
+    return isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Attribute)
+
+
 def _look_at_dataset(state: Calls, dataset: Instance, given: dict[str, Value]) -> None:
+<<<<<<< HEAD
     """Generators that every worker copies."""
+=======
+    """Streams that no worker divides, and generators that every worker copies."""
+    method = dataset.cls.lookup("__iter__")
+    text = ast.unparse(dataset.cls.node)
+    streams = dataset.cls.is_a("IterableDataset") and given.get("worker_init_fn") is None
+    if streams and isinstance(method, Function) and not SPLITS.search(text) and not _is_handed_on(method):
+        state.make("unsplit stream", method.node)
+>>>>>>> f0c60b0 (check: what real packages do right, and was taken for a fault)
     getter = dataset.cls.lookup("__getitem__")
     if isinstance(getter, Function):
         for name, value in dataset.attrs.items():

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from halfstep.imagine.calls import Calls
 
 Handler = Callable[..., Value]
+TRAINS = re.compile(r"(set_|to_|switch_to_)?train(ing)?(_mode)?$")
+"""Names of a model's own methods that set its training mode."""
 EXACT: dict[str, Handler] = {
     **python.TABLE,
     **stdlib.TABLE,
@@ -165,6 +167,8 @@ def call_unknown(state: Calls, func: Unknown, args: list[Value], kwargs: dict[st
     if re.search(r"log|print|report|write|add_scalar", last, re.I):
         shown(state, inputs, node, last)
     if func.owner is not None and func.owner.kind == "model":
+        if TRAINS.match(last):
+            training.switch(state, func.owner, True, node)
         made = blend(state, f"{func.name}()", [*inputs, func.owner], node)
         if isinstance(made, Tensor):
             state._mark_distribution(func.owner, made, node)
@@ -172,8 +176,8 @@ def call_unknown(state: Calls, func: Unknown, args: list[Value], kwargs: dict[st
     escape(args, kwargs)
     key = f"{func.name}()"
     result = blend(state, key, inputs, node)
-    if isinstance(result, Unknown) and not inputs:
-        return func.children.setdefault("()", result)
+    if isinstance(result, Unknown) and all(isinstance(each, str) for each in inputs):
+        return func.children.setdefault(f"({', '.join(map(str, inputs))})", result)
     return result
 
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 Args = list[Value]
 Kwargs = dict[str, Value]
 SCHEDULER = re.compile(r"sched|(^|[._])lr_?s|warmup", re.I)
+MODEL = re.compile(r"model|net", re.I)
+OPTIMIZER = re.compile(r"opt|(^|[._])(adam|sgd)", re.I)
 SCALER = re.compile(r"scaler", re.I)
 FRAMEWORK = re.compile(r"(^|[._])(accelerator|fabric)$", re.I)
 
@@ -98,11 +100,9 @@ def _role(value: Unknown, name: str, args: Args) -> str | None:
     if name == "backward":
         return "tensor" if not args else None
     if name == "step":
-        return (
-            "scheduler" if SCHEDULER.search(text) else "optimizer" if re.search(r"opt|(^|[._])(adam|sgd)", text, re.I) else None
-        )
+        return "scheduler" if SCHEDULER.search(text) else "optimizer" if OPTIMIZER.search(text) else None
     if name == "zero_grad":
-        return "model" if re.search(r"model|net", text, re.I) else "optimizer"
+        return "model" if MODEL.search(text) else "optimizer"
     if name in ("parameters", "named_parameters", "no_sync", "eval", "train", "requires_grad_", "half", "bfloat16", "modules"):
         return "model" if not value.loaders else None
     if name == "set_epoch":

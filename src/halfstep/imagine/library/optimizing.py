@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from halfstep.events.vocabulary import (
     AverageUpdate,
     Load,
-    Mode,
     ScalerUpdate,
     SchedulerStep,
     Step,
@@ -19,7 +18,21 @@ from halfstep.events.vocabulary import (
 from halfstep.imagine.library import frameworks, tensor_methods, tensors, training
 from halfstep.imagine.library.externals import blend
 from halfstep.imagine.state import Reach
-from halfstep.imagine.values import Instance, Ratio, Tensor, Thing, Unknown, Value, model_of, parts_of, settled, tagged
+from halfstep.imagine.values import (
+    Bound,
+    Function,
+    Instance,
+    Partial,
+    Ratio,
+    Tensor,
+    Thing,
+    Unknown,
+    Value,
+    model_of,
+    parts_of,
+    settled,
+    tagged,
+)
 
 if TYPE_CHECKING:
     from halfstep.imagine.calls import Calls
@@ -76,19 +89,10 @@ def _set_mode(training_mode: bool) -> Callable[..., Value]:
         mode = training_mode
         if training_mode and (args or kwargs):
             mode = state.truth(args[0] if args else kwargs.get("mode"), node)
-        switch(state, thing, mode, node)
+        training.switch(state, thing, mode, node)
         return thing.facts.get("instance") or thing
 
     return handler
-
-
-def switch(state: Calls, thing: Thing, training_mode: bool, node: ast.AST) -> None:
-    """A model and what it holds or is wrapped in change to training or evaluation."""
-    for other in state.things:
-        inner = other.facts.get("inner")
-        if other.kind == "model" and (thing in other.family() or inner is thing):
-            other.training = training_mode
-    state.emit(Mode, node, model=thing, training=training_mode)
 
 
 def _to(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
@@ -276,8 +280,8 @@ def _scaler_step(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: a
     optimizer = _optimizer_of(state, args[0] if args else kwargs.get("optimizer"))
     if optimizer is not None:
         off = thing.facts.get("enabled") is False
-        closure = len(args) > 1 or "closure" in kwargs
-        say_step(state, optimizer, None if off else thing, closure, node)
+        closure = settled(args[1] if len(args) > 1 else kwargs.get("closure"))
+        say_step(state, optimizer, None if off else thing, isinstance(closure, (Function, Bound, Partial, Instance)), node)
     return None
 
 

@@ -73,7 +73,8 @@ def call(state: Calls, value: Tensor, name: str, args: Args, kwargs: Kwargs, nod
     if name == "unsqueeze" and args and args[0] != 0:
         return derive(value, name=value.name, rows=value.rows)
     if name in SAME:
-        return derive(value, grad=value.grad or name == "requires_grad_", name=value.name)
+        leaf = name == "requires_grad_" and not value.grad
+        return derive(value, grad=value.grad or leaf, name="parameter" if leaf else value.name)
     if name in ("pin_memory", "share_memory_"):
         return value
     if name in OPERATORS and args:

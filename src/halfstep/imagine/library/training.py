@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from halfstep.events.vocabulary import Clip, Divisor
+from halfstep.events.vocabulary import Clip, Divisor, Mode
 from halfstep.imagine.state import Reach
 from halfstep.imagine.values import (
     NO_TAGS,
@@ -220,6 +220,15 @@ def _pretrained(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: s
         made.facts["cast at"] = state.place(node)
     made.facts["frozen"] = None
     return made
+
+
+def switch(state: Calls, thing: Thing, training_mode: bool, node: ast.AST) -> None:
+    """A model and what it holds or is wrapped in change to training or evaluation."""
+    for other in state.things:
+        inner = other.facts.get("inner")
+        if other.kind == "model" and (thing in other.family() or inner is thing):
+            other.training = training_mode
+    state.emit(Mode, node, model=thing, training=training_mode)
 
 
 TABLE: dict[str, Callable[..., Value]] = {

@@ -74,5 +74,6 @@ def _site(trace: Trace, event: Retain, backward: Backward | None) -> Place | Non
 
 
 def _turns(trace: Trace, earlier: Retain, event: Retain) -> bool:
-    between = trace.events[earlier.serial : event.serial]
-    return earlier.loops != event.loops and any(isinstance(e, (Fetch, Step)) for e in between)
+    """Over steps, or over batches that nothing is backpropagated for; what is kept within a window is freed at its end."""
+    between = {type(e) for e in trace.events[earlier.serial : event.serial]}
+    return earlier.loops != event.loops and (Step in between or ({Fetch, Forward} <= between and Backward not in between))
