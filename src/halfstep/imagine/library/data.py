@@ -109,7 +109,7 @@ def _undivided(state: Calls, dataset: Value, given: dict[str, Value], node: ast.
     called = (dataset.cls.module.scope.names.get(n.id) for n in ast.walk(dataset.cls.node) if isinstance(n, ast.Name))
     nodes = [*dataset.cls.node.body, *(f.node for f in called if isinstance(f, Function))]
     text = "\n".join(ast.unparse(part) for part in nodes)
-    if DRAWN.search(ast.unparse(method.node)):
+    if DRAWN.search(ast.unparse(method.node)) or _is_handed_on(method):
         return {}
     place = state.place(method.node)
     by_worker = BY_WORKER.search(text) or given.get("worker_init_fn") is not None
@@ -125,16 +125,7 @@ def _is_handed_on(method: Function) -> bool:
 
 
 def _look_at_dataset(state: Calls, dataset: Instance, given: dict[str, Value]) -> None:
-<<<<<<< HEAD
     """Generators that every worker copies."""
-=======
-    """Streams that no worker divides, and generators that every worker copies."""
-    method = dataset.cls.lookup("__iter__")
-    text = ast.unparse(dataset.cls.node)
-    streams = dataset.cls.is_a("IterableDataset") and given.get("worker_init_fn") is None
-    if streams and isinstance(method, Function) and not SPLITS.search(text) and not _is_handed_on(method):
-        state.make("unsplit stream", method.node)
->>>>>>> f0c60b0 (check: what real packages do right, and was taken for a fault)
     getter = dataset.cls.lookup("__getitem__")
     if isinstance(getter, Function):
         for name, value in dataset.attrs.items():
