@@ -186,7 +186,7 @@ class Expressions(Comparing):
             self.make("strided shard", node)
             return Unknown("shard", tags_of(value) | {"rank", "strided"})
         if isinstance(value, Tensor):
-            return derive(value, tags=value.tags | tags_of(parts))
+            return derive(value, tags=value.tags | tags_of(parts), rows=_rows_of(value, parts))
         if isinstance(value, (list, tuple)):
             return value
         return Unknown(
@@ -343,6 +343,12 @@ class Expressions(Comparing):
     def starred(self, node: ast.Starred) -> Value:
         """`*value`."""
         return self.eval(node.value)
+
+
+def _rows_of(value: Tensor, cut: list[Value]) -> int | None:
+    """How many rows a slice of a tensor has, where that is known."""
+    known = value.rows is not None and all(p is None or isinstance(p, int) for p in cut) and cut[2] != 0
+    return len(range(value.rows or 0)[slice(*cut)]) if known else None
 
 
 def _evened(value: list[Value] | Unknown) -> Value:

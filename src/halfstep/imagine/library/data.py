@@ -54,7 +54,9 @@ def _loader(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) 
         "open arguments": "**" in given,
         "tags": tags_of(dataset) | tags_of(sampler),
     }
-    facts["length"] = None if facts["iterable"] else iterating.length_of_loader(state, given, sampler, node)
+    facts["length"], facts["short last"] = None, False
+    if not facts["iterable"]:
+        facts["length"], facts["short last"] = iterating.length_of_loader(state, given, sampler, node)
     made = state.make("loader", node, **facts, **_undivided(state, dataset, given, node))
     _imagine_worker(state, made, dataset, given, node)
     return made

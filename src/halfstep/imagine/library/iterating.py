@@ -213,16 +213,18 @@ def _asked(state: Calls, value: Instance, method: Function, node: ast.AST) -> Va
         return None
 
 
-def length_of_loader(state: Calls, given: dict[str, Value], sampler: Value, node: ast.AST) -> int | None:
-    """How many micro-batches a loader yields, where data set, batch size and sampler say so."""
+def length_of_loader(state: Calls, given: dict[str, Value], sampler: Value, node: ast.AST) -> tuple[int | None, bool]:
+    """How many micro-batches a loader yields, where data set, batch size and sampler say so, and whether the last is shorter."""
     size = settled(given.get("batch_size", 1))
     plain = sampler is None or (isinstance(sampler, Thing) and sampler.facts.get("class") in WHOLE_SAMPLERS)
     samples = length_of_data(state, given.get("dataset"), node) if plain and given.get("batch_sampler") is None else None
     if samples is None or not isinstance(size, int) or size < 1 or "guessed" in tags_of(size) or "**" in given:
-        return None
+        return None, False
     if isinstance(sampler, Thing) and sampler.facts.get("distributed"):
         samples = -(-samples // 2)
-    return samples // size if state.truth(given.get("drop_last", False), node) else -(-samples // size)
+    if state.truth(given.get("drop_last", False), node):
+        return samples // size, False
+    return -(-samples // size), samples > size and samples % size > 0
 
 
 WHOLE_SAMPLERS = ("DistributedSampler", "RandomSampler", "SequentialSampler")

@@ -113,7 +113,7 @@ def read_on_host(state: Calls, value: Tensor, node: ast.AST, what: str) -> Unkno
         state.emit(RacyRead, node, copied=value.copied)
     tags = (value.tags | {"data"}) - {"batch size"}
     if value.reduction == "mean":
-        tags |= {"sum of means"}
+        tags |= {"sum of means"} if state.grad_enabled else {"sum of means", "evaluated"}
     return Unknown(value.name or "value", tags, loaders=value.loaders)
 
 

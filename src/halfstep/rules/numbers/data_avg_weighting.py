@@ -65,6 +65,8 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     for event in trace.of(Numeric):
         if event.kind == "mean over dataset":
             yield Found(event.place, "a sum of batch means is divided by the number of samples", _fix(event))
+        elif event.kind == "mean of means":
+            yield Found(event.place, "the last batch is shorter and counts as much as the others in this mean of batch means")
 
 
 def _fix(event: Numeric) -> FixRequest | None:
