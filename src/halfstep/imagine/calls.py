@@ -72,6 +72,8 @@ class Calls(Forwards):
             return Unknown(f"{func.name}()")
         scope = Scope({}, func.scope, func.module)
         self.bind_arguments(func, scope, args, kwargs)
+        if isinstance(node, ast.Call):
+            scope.names["\0call"] = (func, node)
         if "\0class" not in scope.names and func.owner is not None:
             scope.names["\0class"] = func.owner
             scope.names["\0self"] = args[0] if args else None
@@ -120,6 +122,8 @@ class Calls(Forwards):
         first = settled(contexts[0])
         if isinstance(first, External):
             first = settled(self.call(first, [], {}, node))
+        if isinstance(first, Unknown) and "main" in first.tags and not self.truth(first, node):
+            return
         if not isinstance(first, Thing):
             self._within_all(contexts[1:], inside, node)
             return

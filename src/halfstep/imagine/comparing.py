@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from halfstep.events.vocabulary import Report, ScaleRead
 from halfstep.imagine.arithmetic import compare_numbers, small_count
@@ -29,6 +30,9 @@ from halfstep.imagine.values import (
     settled,
     tags_of,
 )
+
+UNUSUAL = re.compile(r"inf|nan|bad|skip|over|stop|done|fail|err", re.I)
+"""What people call conditions on data that seldom hold; of others (`not keep.any()`) the negation is what seldom holds."""
 
 
 class Comparing(State):
@@ -60,6 +64,8 @@ class Comparing(State):
             self.emit(ScaleRead, node)
         if isinstance(op, (ast.In, ast.NotIn)):
             return self.contains(left, op, right, node)
+        if _some(left, op, right) and not UNUSUAL.search(text := ast.unparse(node)[:80]):
+            return Unknown(text, tags | {"data"}, normal=True, loaders=getattr(left, "loaders", frozenset()))
         if isinstance(left, Tensor) or isinstance(right, Tensor):
             parents = [v for v in (left, right) if isinstance(v, Tensor)]
             return derive(*parents, grad=False, dtype="bool", tags=tags | {"data"})
@@ -166,6 +172,12 @@ class Comparing(State):
         usual = bool(value.default) if value.has_default else not usually_off(value.name)
         kind = "device" if "device" in value.tags else "flag"
         return self.flag(value.name, usual, node, kind)
+
+
+def _some(left: Value, op: ast.cmpop, right: Value) -> bool:
+    """Whether it is asked if a number of the data is above zero, as it usually is."""
+    of_data = isinstance(left, Tensor) or (isinstance(left, Unknown) and "data" in left.tags)
+    return of_data and right == 0 and isinstance(op, (ast.Gt, ast.NotEq)) and not isinstance(right, (Tensor, Unknown))
 
 
 def _text(node: ast.AST) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from halfstep.imagine.assignments import Assignments
+from halfstep.imagine.naming import MAIN
 from halfstep.imagine.state import Exited, Raised
 from halfstep.imagine.values import (
     Bound,
@@ -47,7 +48,12 @@ class Definitions(Assignments):
             value = self.eval(decorator)
             last = decorator_name(decorator)
             names.add(last)
-            if isinstance(settled(value), Thing) or last in ("no_grad", "inference_mode", "enable_grad", "autocast"):
+            first_only = MAIN.search(last) and isinstance(value, (External, Unknown))
+            if (
+                first_only
+                or isinstance(settled(value), Thing)
+                or last in ("no_grad", "inference_mode", "enable_grad", "autocast")
+            ):
                 wrappers.append(value)
             elif isinstance(value, Function) or (isinstance(value, Bound) and value.target is not None):
                 replacing.append(value)

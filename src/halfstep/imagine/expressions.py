@@ -6,11 +6,10 @@ import ast
 import builtins
 import contextlib
 import operator
-import re
 from collections.abc import Callable
 
 from halfstep.imagine.arithmetic import arithmetic
-from halfstep.imagine.comparing import Comparing
+from halfstep.imagine.comparing import UNUSUAL, Comparing
 from halfstep.imagine.naming import hinted
 from halfstep.imagine.state import State
 from halfstep.imagine.values import (
@@ -37,8 +36,6 @@ from halfstep.imagine.values import (
 )
 
 BUILTINS = frozenset(dir(builtins))
-UNUSUAL = re.compile(r"inf|nan|bad|skip|over|stop|done|fail|err", re.I)
-"""What people call conditions on data that seldom hold; of others (`not keep.any()`) the negation is what seldom holds."""
 
 
 class Expressions(Comparing):

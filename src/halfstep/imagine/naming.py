@@ -23,6 +23,11 @@ MODEL = re.compile(
 )
 """Names that people give to models."""
 
+MAIN = re.compile(
+    r"is_(main|master|primary|global_zero|rank_zero|local_main|world_process_zero|first)|rank_?zero|on_main|main_process", re.I
+)
+"""Names of what asks for the first rank, or runs on it only."""
+
 
 def tags_for(name: str) -> Tags:
     """What a number of this name counts."""

@@ -83,7 +83,7 @@ class Statements(Definitions):
                 loader=loader,
                 index=epoch,
                 function=self.calls[-1] if self.calls else "",
-                called=_text(getattr(at, "iter", at)),
+                called=self._passed(getattr(at, "iter", at)),
             )
         self.loops.append(Turn(loop, 0, place, items.over, items.tags))
         before = self.budget.steps
@@ -100,6 +100,17 @@ class Statements(Definitions):
             self.loops.pop()
         if loader is not None:
             self.emit(EpochEnd, at, loader=loader, index=epoch)
+
+    def _passed(self, looped: ast.AST) -> str:
+        """What is looped over, and what the caller calls it where it is a parameter."""
+        text, call = _text(looped), self.scope.names.get("\0call")
+        if not isinstance(call, tuple) or not isinstance(looped, ast.Name):
+            return text
+        function, node = call
+        names = [a.arg for a in function.node.args.args]
+        given = dict(zip(names[names[:1] == ["self"] :], node.args, strict=False))
+        given.update({k.arg: k.value for k in node.keywords if k.arg})
+        return f"{text} {_text(given[looped.id])}" if looped.id in given else text
 
     def loop_stream(self, node: ast.For | ast.AsyncFor, stream: Stream) -> None:
         """A loop over a generator of the program: its body runs at each `yield`."""

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from halfstep.events.vocabulary import GradRead, NoSyncEnter, NoSyncExit, SetEpoch, ZeroGrad
 from halfstep.imagine.library import frameworks, optimizing, training
-from halfstep.imagine.library.externals import MAIN
 from halfstep.imagine.library.stdlib import environment
-from halfstep.imagine.naming import hinted
+from halfstep.imagine.naming import MAIN, hinted
 from halfstep.imagine.state import Reach
 from halfstep.imagine.values import (
     Bound,

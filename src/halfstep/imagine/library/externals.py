@@ -20,7 +20,7 @@ from halfstep.imagine.library import (
     tensors,
     training,
 )
-from halfstep.imagine.naming import MODEL
+from halfstep.imagine.naming import MAIN, MODEL
 from halfstep.imagine.values import (
     NO_TAGS,
     External,
@@ -62,9 +62,6 @@ PATTERNS: tuple[tuple[re.Pattern[str], Handler], ...] = (
     *distributed.PATTERNS,
     *frameworks.PATTERNS,
     *tensors.PATTERNS,
-)
-MAIN = re.compile(
-    r"is_(main|master|primary|global_zero|rank_zero|local_main|world_process_zero|first)|rank_?zero|on_main|main_process", re.I
 )
 ESCAPING = ("optimizer", "scheduler", "scaler", "sampler", "loader", "model")
 

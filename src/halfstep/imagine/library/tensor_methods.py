@@ -79,16 +79,10 @@ def call(state: Calls, value: Tensor, name: str, args: Args, kwargs: Kwargs, nod
         return value
     if name in OPERATORS and args:
         return arithmetic(state, value, OPERATORS[name], settled(args[0]), node)
-    if name.endswith("_") and name[:-1] in ("div", "true_divide") and args:
-        return _divided_in_place(state, value, args[0], node)
+    if name.endswith("_") and name[:-1] in OPERATORS and args:
+        value.divisors = getattr(arithmetic(state, value, OPERATORS[name[:-1]], settled(args[0]), node), "divisors", ())
+        return value
     return tensors.apply(state, name.rstrip("_") if name != "masked_fill_" else name, [value, *args], kwargs, node)
-
-
-def _divided_in_place(state: Calls, value: Tensor, by: Value, node: ast.AST) -> Tensor:
-    by = settled(by)
-    number = float(by) if isinstance(by, (int, float)) else None
-    value.divisors = (*value.divisors, Divisor(number, tags_of(by), state.place(node)))
-    return value
 
 
 def _edit_gradient(state: Calls, value: Tensor, name: str, args: Args, node: ast.AST) -> Value:

@@ -99,7 +99,7 @@ def _scheduler(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: st
     parts = [v for v in _flat([*rest, *kwargs.values()]) if isinstance(v, Thing) and v.kind == "scheduler"]
     facts = dict(zip(_PARAMETERS.get(name, ()), rest, strict=False)) | kwargs
     site = state.stack[-1] if state.stack else None
-    known: dict[str, Value] = {"class": name, "optimizer": optimizer, "args": facts, "site": site}
+    known: dict[str, Value] = {"class": name, "optimizer": optimizer, "args": facts, "site": site, "text": _worded(node)}
     made = state.make("scheduler", node, **known)
     for part in parts:
         part.facts["part of"] = made
@@ -141,6 +141,12 @@ def _horizon(state: Calls, name: str, facts: dict[str, Value], rest: Args) -> fr
             if isinstance(value, Function):
                 found |= _captured(value)
     return found
+
+
+def _worded(node: ast.AST) -> str:
+    """What the program calls the numbers that it gives to a scheduler."""
+    given = [*node.args[1:], *(k.value for k in node.keywords)] if isinstance(node, ast.Call) else []
+    return " ".join(map(ast.unparse, given))[:200]
 
 
 def _captured(function: Function) -> frozenset[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
@@ -57,6 +58,10 @@ EPOCH_LITERALS = 200
 """Step sizes and milestones up to this are epochs in all recipes that we know."""
 
 
+_BATCHES = re.compile(r"iter|step(?!_?size)|batch|update", re.I)
+"""Words in the name of a length that counts batches."""
+
+
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """Compare what the length counts with how often the scheduler moves."""
     moves: dict[Ref, list[SchedulerStep]] = {}
@@ -104,7 +109,7 @@ def _where(trace: Trace, scheduler: Ref) -> str:
 
 def _epoch_literal(trace: Trace, scheduler: Ref) -> bool:
     kind, args = trace.fact(scheduler, "class"), trace.fact(scheduler, "args")
-    if not isinstance(args, dict):
+    if not isinstance(args, dict) or _BATCHES.search(str(trace.fact(scheduler, "text"))):
         return False
     gamma = args.get("gamma", 0.1)
     if kind == "MultiStepLR":
