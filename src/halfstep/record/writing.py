@@ -1,6 +1,7 @@
 """What every process of a run heard, left in a folder, and read there by the one that reports.
 
-A process writes when it ends, when nothing has happened for a while (it may hang, and be killed), and when it is asked to.
+A process writes when it ends, when nothing has happened for a while (it may hang, and be killed), when it is asked to, and now
+and then: it may be killed without a word.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from halfstep.record.recorder import Listener
 from halfstep.record.running import Ending
@@ -21,6 +23,8 @@ from halfstep.record.termination import Termination
 
 IDLE_S = 0.7
 """Nothing was heard for this long: what was heard until then is written."""
+FIRST_S = 5.0
+"""What was heard is written so long after the beginning, though updates go on."""
 PATIENCE_S = 6.0
 """How long a rank that has ended waits for news of one that does nothing."""
 ANSWER_S = 3.0
@@ -38,11 +42,20 @@ class Writer(Listener):
     termination: Termination
     name: str = field(default_factory=lambda: str(os.getpid()))
     ended: bool = False
+    begun_s: float = field(default_factory=time.monotonic)
+    next_s: float = field(default_factory=lambda: time.monotonic() + FIRST_S)
     _watched: bool = False
 
     def joined_group(self, rank: int, size: int) -> None:
         """A rank may hang, and be killed: it is watched."""
         self.watch()
+
+    def update_ended(self, optimizer: Any, scaler: Any) -> None:
+        """Write after some seconds, and then whenever that time has doubled."""
+        now = time.monotonic()
+        if self._watched and now >= self.next_s:
+            self.next_s = now + (now - self.begun_s)
+            self.write("it was ended from outside", LATEST)
 
     def begin(self) -> None:
         """Say that this process is there."""
@@ -82,7 +95,7 @@ class Writer(Listener):
 
     def _leave(self, kind: str, data: bytes) -> None:
         """Leave a file; a reader never sees half of it. Where the run was reported already, the folder is gone."""
-        part = self.folder / f"{self.name}{kind}.part"
+        part = self.folder / f"{self.name}{kind}-{threading.get_ident()}.part"
         with suppress(FileNotFoundError):
             part.write_bytes(data)
             part.replace(self.folder / f"{self.name}{kind}")

@@ -1,0 +1,39 @@
+"""What a process heard is there for the others, also where it is killed without a word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from halfstep.record.running import Ending
+from halfstep.record.session import Session
+from halfstep.record.termination import Termination
+from halfstep.record.writing import LATEST, Writer, read
+
+
+def writer_of(folder: Path, session: Session) -> Writer:
+    return Writer(session, folder, Termination(lambda ending: ending.code), "7")
+
+
+def test_a_process_that_is_watched_writes_now_and_then_and_less_often_later(tmp_path: Path) -> None:
+    writer = writer_of(tmp_path, Session())
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    writer.watch()
+    try:
+        writer.update_ended(optimizer, None)
+        assert list(tmp_path.iterdir()) == []
+        writer.begun_s -= 100.0
+        writer.next_s = 0.0
+        writer.update_ended(optimizer, None)
+        assert [path.name for path in tmp_path.iterdir()] == [f"7{LATEST}"]
+        assert writer.next_s - writer.begun_s > 200.0
+        assert [heard.ending for heard in read(tmp_path)] == ["it was ended from outside"]
+    finally:
+        writer.end(Ending())
+    assert [heard.ending for heard in read(tmp_path)] == [""]
+
+
+def test_a_folder_that_is_gone_is_no_fault(tmp_path: Path) -> None:
+    """Another rank has reported."""
+    writer_of(tmp_path / "gone", Session()).end(Ending(1, "it raised ValueError"))
