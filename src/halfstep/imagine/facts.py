@@ -29,12 +29,15 @@ def facts_of(tree: ast.Module, path: str) -> list[Fact]:
 
 
 def _clearings(tree: ast.Module, path: str) -> list[Fact]:
-    """Where the text clears gradients of which name, with the function or class around it, run or not."""
+    """Where the text clears gradients of which name or steps it, with the function or class around it, run or not."""
+    kinds = {"zero_grad": "clearing", "step": "stepping"}
     found: list[Fact] = []
     for top in tree.body:
         for node in ast.walk(top):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "zero_grad":
-                found.append(Fact("clearing", place_of(node, path), _last(node.func.value), {"around": place_of(top, path)}))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in kinds:
+                around: dict[str, object] = {"around": place_of(top, path)}
+                named = [node.func.value, *(node.args if node.func.attr == "step" else ())]
+                found += [Fact(kinds[node.func.attr], place_of(node, path), _last(name), around) for name in named]
     return found
 
 

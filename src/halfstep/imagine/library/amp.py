@@ -23,7 +23,7 @@ def _scaler(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) 
     enabled = kwargs.get("enabled", args[5] if len(args) > 5 else args[4] if old and len(args) > 4 else True)
     on = state.truth(enabled, node)
     device = "cuda" if path.startswith("torch.cuda") else device_name(args[0] if args and not old else kwargs.get("device"))
-    return state.make("scaler", node, enabled=on, device=device)
+    return state.make("scaler", node, enabled=on, device=device, said=device is not None)
 
 
 def _autocast(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:

@@ -79,3 +79,17 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             if region is not None and devices == {"cpu", "cuda"}:
                 fix = FixRequest("device-of-model", region.place) if region.place is not None else None
                 yield Found(region.place, f"autocast is for {region.device}, but the model is on {event.device}", fix)
+    yield from _scaler_elsewhere(trace)
+
+
+def _scaler_elsewhere(trace: Trace) -> Iterator[Found]:
+    """A scaler that is said to be for CUDA, of a loss that was computed in FP16 on the CPU: it switches itself off."""
+    for event in trace.of(Backward):
+        made = trace.made(event.scaler) if event.scaler is not None else None
+        half = [r for r in event.forward_regions if r.dtype == "float16" and r.device in (None, "cpu")]
+        if made is None or made.place is None or made.facts.get("device") != "cuda" or not made.facts.get("said") or not half:
+            continue
+        models = set(event.models)
+        if any(forward.model in models and forward.device == "cpu" for forward in trace.of(Forward)):
+            yield Found(made.place, "the scaler is for cuda, but the model is on cpu: it does nothing, and FP16 is not scaled")
+            return

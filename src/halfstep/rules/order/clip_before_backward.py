@@ -60,7 +60,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
                 early.pop(optimizer, None)
                 step = accounts[optimizer].step
                 after_step = step is not None and accounts[optimizer].held and same_turn(step, event)
-                if not accounts[optimizer].pending and not after_step and event.kind not in ("divide", "edit"):
+                if not accounts[optimizer].pending and not after_step and event.kind not in ("divide", "edit", "set"):
                     early[optimizer] = event
         elif isinstance(event, Backward):
             filled.update({o: event for o in event.optimizers if o in early and same_turn(early[o], event)})

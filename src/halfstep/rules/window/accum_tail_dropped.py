@@ -9,7 +9,7 @@ from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Backward, EpochBegin, EpochEnd, Event, Fetch, Made, Place, Ref, RunEnd, Step, ZeroGrad
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
-from halfstep.rules.listening import accumulation, hear, optimizers, windows
+from halfstep.rules.listening import accumulation, alike, hear, optimizers, windows
 
 CARD = Card(
     code="HS203",
@@ -55,6 +55,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     """Gradients that are pending when a pass over the loader has ended and the next thing starts."""
     if trace.exception is not None:
         return
+    yield from _never_full(trace, story)
     for optimizer in optimizers(trace):
         yield from _never_used(trace, optimizer)
         way = accumulation(trace, optimizer)
@@ -77,6 +78,22 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
                         _fix(trace, ended, _guard(trace, optimizer)),
                     )
                 ended = None
+
+
+def _never_full(trace: Trace, story: Story) -> Iterator[Found]:
+    """A window that is longer than an epoch, at whose start the gradients are cleared: no step is ever made."""
+    stepped = {alike(o) for other in story.traces for o in optimizers(other)}
+    for optimizer in dict.fromkeys(o for b in trace.of(Backward) for o in b.optimizers):
+        parts = [part for part in windows(trace, optimizer) if part.backwards]
+        if len(parts) < 2 or optimizer.escaped or optimizer.given or alike(optimizer) in stepped:
+            continue
+        last, longest = parts[-1].backwards[-1], max(part.size for part in parts)
+        loaders = [begun.loader for begun in trace.of(EpochBegin) if begun.serial < last.serial]
+        known = bool(loaders) and trace.fact(loaders[-1], "length") == longest
+        step = next((fact.place for fact in story.told("stepping") if fact.detail == optimizer.name), None)
+        window = max((d.value or 0 for d in last.divisors), default=0)
+        if known and window > longest and step is not None:
+            yield Found(step, f"a window of {window:g} is longer than the epoch's {longest} micro-batches: there is no step")
 
 
 def _followed(trace: Trace, optimizer: Ref) -> float:
