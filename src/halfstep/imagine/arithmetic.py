@@ -123,11 +123,13 @@ def _unknown(state: State, left: Value, op: ast.operator, right: Value, node: as
     if isinstance(op, ast.Mod) and isinstance(left, int) and isinstance(right, Unknown) and _is_count(right):
         return arithmetic(state, left, op, small_count(right), node)
     factors: frozenset[str] = frozenset()
+    unsaid = False
     if isinstance(op, ast.Mult):
         factors = _factors(left) | _factors(right)
+        unsaid = any(isinstance(side, Unknown) and not side.tags for side in (left, right))
     elif isinstance(op, ast.Div):
         factors = _factors(left)
-    tags = tags_of(left) | tags_of(right)
+    tags = tags_of(left) | tags_of(right) | ({"unsaid"} if unsaid else set())
     if isinstance(op, ast.Mod):
         tags |= {"modulo"}
     if isinstance(op, (ast.Div, ast.FloorDiv)) and "accum" in tags_of(right):
