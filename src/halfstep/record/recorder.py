@@ -112,6 +112,8 @@ class Recorder:
     """DDP wrappers."""
     half_models: set[Ref] = field(default_factory=set)
     """Models whose parameters are stored in FP16."""
+    replaced: list[tuple[Draft, weakref.ref[nn.Module]]] = field(default_factory=list)
+    """Modules that were put into a model since the last step, and what was said of each."""
     filled: set[Ref] = field(default_factory=set)
     """Optimizers whose parameters got gradients since they were last cleared."""
     written: dict[Ref, tuple[weakref.ref[torch.Tensor], tuple[int, int]]] = field(default_factory=dict)
@@ -162,6 +164,17 @@ class Recorder:
     def region(self) -> Region | None:
         """The autocast region that is open and enabled."""
         return self.regions[-1] if self.regions and self.regions[-1].enabled else None
+
+    def taken_in(self, optimizer: Ref, parameters: Iterable[torch.Tensor]) -> None:
+        """An optimizer is about to step these: a module that it was given after it was put into a model is trained."""
+        held = set(map(id, parameters))
+        for draft, module in self.replaced:
+            new = module()
+            if new is not None and any(id(p) in held for p in new.parameters()):
+                draft.fields["optimizers"] = ()
+        self.replaced = [
+            (d, module) for d, module in self.replaced if d.fields["optimizers"] and optimizer not in d.fields["optimizers"]
+        ]
 
     def number(self, what: str) -> int:
         """The next number of a kind."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from halfstep.events.vocabulary import Backward, Step
+from halfstep.events.vocabulary import Backward, ModuleReplaced, Step
 
 DATA = """\
 import torch
@@ -261,3 +261,29 @@ def test_a_loss_that_is_scaled_by_hand_needs_no_scaler(run: Callable[..., Any]) 
     stepping = "for p in model.parameters():\n        p.grad.div_(loss_scale)\n    optimizer.step()"
     text = text.replace("scaler = None", "loss_scale = 1024.0").replace("    scaler.update()\n", "")
     assert run(text.replace("scaler.step(optimizer)", stepping)).rules() == set()
+
+
+REPLACED = """\
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential()
+model.body, model.head = nn.Linear(4, 8), nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+model.head = nn.Linear(8, 3)
+ADDED
+for _ in range(3):
+    loss = model(torch.randn(8, 4)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("added", "left_out"), [("pass", 1), ('optimizer.add_param_group({"params": model.head.parameters()})', 0)]
+)
+def test_a_new_head_is_left_out_unless_the_optimizer_is_given_it(run: Callable[..., Any], added: str, left_out: int) -> None:
+    events = run(REPLACED.replace("ADDED", added)).events
+    assert [len(event.optimizers) for event in events if isinstance(event, ModuleReplaced)] == [left_out]

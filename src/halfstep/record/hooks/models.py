@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -210,6 +211,8 @@ def _replacing(rec: Recorder) -> Callable[..., None]:
             if owners and any(p.requires_grad for p in submodule.parameters()):
                 here = rec.here()
                 new = rec.objects.known(submodule, "model", here.place).ref
-                rec.say(ModuleReplaced, here, model=model_known(rec, module, here).ref, module=new, optimizers=tuple(owners))
+                model = model_known(rec, module, here).ref
+                draft = rec.say(ModuleReplaced, here, model=model, module=new, optimizers=tuple(owners))
+                rec.replaced.append((draft, weakref.ref(submodule)))
 
     return hook

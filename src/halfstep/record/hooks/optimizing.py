@@ -125,6 +125,8 @@ def say_step(rec: Recorder, optimizer: torch.optim.Optimizer, here: Here, *, clo
     known = rec.optimizer(optimizer, here)
     facts = known.facts
     _say_edited(rec, (known.ref,), here)
+    if rec.replaced:
+        rec.taken_in(known.ref, _params(optimizer))
     if "half" not in facts:
         params = _params(optimizer)
         models = [(rec.objects.model_of(p) or known.ref, p.dtype) for p in params]

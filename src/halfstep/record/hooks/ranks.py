@@ -140,7 +140,8 @@ def _leaving(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
             with rec.safe:
                 for listener in rec.listeners:
                     listener.left_group()
-            time.sleep(SETTLE_S)
+                if dist.is_initialized() and "gloo" in dist.get_backend():
+                    time.sleep(SETTLE_S)
         return original(*args, **kwargs)
 
     return destroy_process_group
