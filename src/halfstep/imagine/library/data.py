@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from halfstep.events.vocabulary import Load, MemoryFlush, Save
 from halfstep.imagine.library import iterating
+from halfstep.imagine.library.varying import varies
 from halfstep.imagine.state import OutOfBudget, Restart, Signal
 from halfstep.imagine.values import Bound, Function, Instance, Tensor, Thing, Unknown, Value, settled, tags_of
 
@@ -52,6 +53,7 @@ def _loader(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) 
         "persistent": state.truth(given.get("persistent_workers", False), node),
         "worker_init": given.get("worker_init_fn") is not None,
         "open arguments": "**" in given,
+        "varies": bool(state.loops) and varies(node, state.module.tree),
         "tags": tags_of(dataset) | tags_of(sampler),
     }
     facts["length"], facts["short last"] = None, False

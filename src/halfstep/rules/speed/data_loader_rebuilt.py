@@ -50,10 +50,10 @@ def train(model, dataset, epochs=2):
 
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
-    """Loaders made at one place in different turns of one loop."""
+    """Loaders made at one place in different turns of one loop, of the same things."""
     first: dict[Place, Made] = {}
     for made in trace.of(Made):
-        if made.what.kind == "loader" and made.place is not None:
+        if made.what.kind == "loader" and made.place is not None and not made.facts.get("varies"):
             before = first.setdefault(made.place, made)
             if before is not made and made.loops and [t.loop for t in before.loops] == [t.loop for t in made.loops]:
                 yield Found(made.place, "this loader is built anew in every turn of the loop", FixRequest("hoist", made.place))
