@@ -23,6 +23,7 @@ from halfstep.rules.ranks.ddp_unused_params import CARD as UNUSED
 MOST_NAMED = 5
 CAUSES = {
     cards.UNSEEN.name: (cards.SAMPLER.name,),
+    UNEVEN.name: (SKIP.name,),
     cards.REPLICAS.name: (
         *("ddp-no-sync-off-by-one", "ddp-module-bypass", "ddp-rank-local-skip", "ddp-unequal-scales", "amp-step-bypass"),
         *("ddp-zero-gradients", "ddp-uneven-inputs", "ddp-unused-params"),

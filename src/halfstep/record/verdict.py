@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from halfstep.events.trace import Decision, Story, Trace
-from halfstep.events.vocabulary import Step
+from halfstep.events.vocabulary import Backward, Step
 from halfstep.findings.finding import Finding
 from halfstep.imagine.suppress import UNUSED, kept
 from halfstep.record.comparing import compared, denied, ranks_table, samples_table, unexplained, unseen
+from halfstep.record.probes.telling import finding
 from halfstep.record.telling import Heard
 from halfstep.record.text import BY_TEXT, Text
 from halfstep.rules.judge import judge
+from halfstep.rules.listening import windows
 from halfstep.rules.measured.speed import CARDS as SPEED
 from halfstep.rules.settings import Settings
+from halfstep.rules.window.accum_tail_dropped import CARD as TAIL_DROPPED
 
 _BY_COST = frozenset(card.name for card in SPEED)
 """Findings whose amounts were measured: they come with the largest first."""
@@ -42,10 +45,22 @@ def reach(heard: Sequence[Heard], settings: Settings) -> Verdict:
     otherwise = denied(heard)
     silent = [rule for rule in rules if rule.card.name not in otherwise | {finding.rule for finding in found}]
     found += text.findings(silent, traces, whole=not stepped) if traces else []
-    measured = [*(f for process in heard for f in process.measured.get("findings", ())), *compared(heard), *unseen(heard)]
+    measured = [f for process in heard for f in process.measured.get("findings", ())]
+    measured += [*compared(heard), *unseen(heard), *_stepless(traces)]
     asked = {card.name for card in settings.cards()}
     found = _joined(found, [f for f in measured if f.rule in asked])
     return Verdict(_once(_unsuppressed(unexplained(found), text.sources)), text.sources, _ranks(heard))
+
+
+def _stepless(traces: Sequence[Trace]) -> Iterator[Finding]:
+    """A run in which gradients are cleared time and again, and no optimizer ever steps."""
+    for trace in traces if not any(trace.has(Step) for trace in traces) else ():
+        for optimizer in dict.fromkeys(o for backward in trace.of(Backward) for o in backward.optimizers):
+            cleared = [window for window in windows(trace, optimizer) if window.wiped]
+            count = sum(len(window.backwards) for window in cleared)
+            if len(cleared) > 1 and count > len(cleared):
+                message = f"`{optimizer.name}` never steps: what {count} backward passes left was cleared before it could"
+                yield finding(TAIL_DROPPED, cleared[0].backwards[-1].place, message)
 
 
 def _ranks(heard: Sequence[Heard]) -> list[Heard]:
@@ -87,8 +102,8 @@ def _joined(found: list[Finding], measured: list[Finding]) -> list[Finding]:
 def _once(findings: list[Finding]) -> list[Finding]:
     """One finding for each rule and line, the gravest first."""
     seen: dict[tuple[str, str, int], Finding] = {}
-    for finding in findings:
-        seen.setdefault((finding.rule, finding.path, finding.line), finding)
+    for item in findings:
+        seen.setdefault((item.rule, item.path, item.line), item)
     found = list(seen.values())
     return sorted(
         found,

@@ -287,3 +287,26 @@ for _ in range(3):
 def test_a_new_head_is_left_out_unless_the_optimizer_is_given_it(run: Callable[..., Any], added: str, left_out: int) -> None:
     events = run(REPLACED.replace("ADDED", added)).events
     assert [len(event.optimizers) for event in events if isinstance(event, ModuleReplaced)] == [left_out]
+
+
+STEPLESS = """\
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for epoch in range(3):
+    optimizer.zero_grad()
+    for i, x in enumerate(torch.randn(16, 4).chunk(4)):
+        (model(x).square().mean() / 8).backward()
+        if i + 1 == 8:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+def test_an_optimizer_whose_window_is_never_full_is_said_never_to_step(run: Callable[..., Any]) -> None:
+    (found,) = run(STEPLESS).findings("error", "warning")
+    assert (found.rule, found.line) == ("accum-tail-dropped", 9)
+    assert found.message == "`optimizer` never steps: what 8 backward passes left was cleared before it could"
+    assert run(STEPLESS.replace("== 8", "== 4").replace("/ 8", "/ 4")).rules() == set()
