@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import contextlib
 
-from halfstep.events.vocabulary import ModuleReplaced, Retain, SetEpoch
+from halfstep.events.vocabulary import Made, ModuleReplaced, Retain, SetEpoch
 from halfstep.imagine.naming import hinted
 from halfstep.imagine.state import State
 from halfstep.imagine.values import (
     Class,
+    External,
     Instance,
     Scope,
     Stream,
@@ -196,6 +197,10 @@ class Assignments(State):
             value[key] = new
         elif isinstance(value, Unknown) and isinstance(key, str):
             value.children[f"[{key!r}]"] = new
+        elif isinstance(value, Thing) and value.kind == "defaultdict" and isinstance(key, (str, int)):
+            value.facts.setdefault("table", {})[key] = new
+        elif isinstance(value, External) and key == "CUDA_VISIBLE_DEVICES":
+            self.emit(Made, node, what=self.make("device choice", None), facts={})
         elif isinstance(value, Thing) and value.kind == "model":
             self._note_replaced(value, str(key), new, node, known=True)
             self._adopt(value, new, str(key), node)

@@ -126,7 +126,7 @@ class Comparing(State):
             same = left is right or (isinstance(left, External) and isinstance(right, External) and left.path == right.path)
             return same != negated
         if isinstance(value, Unknown):
-            read = "data" in value.tags and not value.has_default
+            read = "loaded" in value.tags or ("data" in value.tags and not value.has_default)
             given = read or self.truth_of_unknown(value, node)
             return Truth((not given) != negated, value.tags)
         return (value is None) != negated

@@ -128,7 +128,7 @@ class Expressions(Comparing):
             return derive(value)
         if isinstance(value, Unknown):
             text = repr(key) if isinstance(key, (str, int)) else ast.unparse(node.slice)
-            made = Unknown(f"{value.name}[{text}]", value.tags | tags_of(key), loaders=value.loaders)
+            made = Unknown(f"{value.name}[{text}]", (value.tags | tags_of(key)) - {"loaded"}, loaders=value.loaders)
             return value.children.setdefault(f"[{text}]", hinted(key, made) if isinstance(key, str) else made)
         if isinstance(value, Thing):
             return self.item_of_thing(value, key, node)
@@ -183,7 +183,7 @@ class Expressions(Comparing):
             self.make("strided shard", node)
             return Unknown("shard", tags_of(value) | {"rank", "strided"})
         if isinstance(value, Tensor):
-            return derive(value, tags=value.tags | tags_of(parts), rows=_rows_of(value, parts))
+            return derive(value, tags=value.tags | tags_of(parts), rows=_rows_of(value, parts), copied=value.copied)
         if isinstance(value, (list, tuple)):
             return value
         return Unknown(

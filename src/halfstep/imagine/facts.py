@@ -25,7 +25,7 @@ def facts_of(tree: ast.Module, path: str) -> list[Fact]:
                 dotted = dotted_name(decorator, names)
                 if dotted in ("torch.cuda.amp.autocast", "torch.cpu.amp.autocast"):
                     found.append(Fact("deprecated call", place_of(decorator, path), dotted, {"node": decorator}))
-    return [*found, *_swapped(tree, path), *_bf16_options(tree, path), *_clearings(tree, path)]
+    return [*found, *_swapped(tree, path), *_bf16_options(tree, path), *_clearings(tree, path), *_periodic(tree, path)]
 
 
 def _clearings(tree: ast.Module, path: str) -> list[Fact]:
@@ -39,6 +39,17 @@ def _clearings(tree: ast.Module, path: str) -> list[Fact]:
                 named = [node.func.value, *(node.args if node.func.attr == "step" else ())]
                 found += [Fact(kinds[node.func.attr], place_of(node, path), _last(name), around) for name in named]
     return found
+
+
+def _periodic(tree: ast.Module, path: str) -> list[Fact]:
+    """Steps of which name the text takes once in so many turns, which may be more than are imagined."""
+    branches = (n for n in ast.walk(tree) if isinstance(n, ast.If) and any(isinstance(m, ast.Mod) for m in ast.walk(n.test)))
+    calls = (n for branch in branches for part in branch.body for n in ast.walk(part) if isinstance(n, ast.Call))
+    return [
+        Fact("periodic step", place_of(call, path), _last(call.func.value))
+        for call in calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "step"
+    ]
 
 
 _WARM = re.compile(r"warm", re.I)

@@ -11,7 +11,7 @@ from halfstep.events.vocabulary import Load, MemoryFlush, Save
 from halfstep.imagine.library import iterating
 from halfstep.imagine.library.varying import varies
 from halfstep.imagine.state import OutOfBudget, Restart, Signal
-from halfstep.imagine.values import Bound, Function, Instance, Tensor, Thing, Unknown, Value, settled, tags_of
+from halfstep.imagine.values import Bound, Function, Instance, Partial, Tensor, Thing, Unknown, Value, settled, tags_of
 
 if TYPE_CHECKING:
     from halfstep.imagine.calls import Calls
@@ -83,7 +83,7 @@ def _imagine_worker(state: Calls, loader: Thing, dataset: Value, given: dict[str
             if isinstance(method, Function) and not method.generator:
                 jobs.append((Bound(dataset, name, method), list(arguments)))
     collate, start = settled(given.get("collate_fn")), settled(given.get("worker_init_fn"))
-    if isinstance(collate, Function):
+    if isinstance(collate, (Function, Bound, Partial, Instance)):
         jobs.append((collate, [[Tensor(), Tensor()]]))
     if isinstance(start, Function):
         jobs.append((start, [Unknown("worker_id", frozenset({"worker"}))]))
@@ -96,9 +96,8 @@ def _imagine_worker(state: Calls, loader: Thing, dataset: Value, given: dict[str
         state.in_worker, state.loops = saved
 
 
-_SPLITS = r"split_|islice|skip|num_shards|shard(_|\()|"
-BY_WORKER = re.compile(_SPLITS + "worker")
-BY_RANK = re.compile(_SPLITS + "rank|world|num_replicas|distributed")
+SPLITS = re.compile(r"split_|islice|skip|num_shards|shard(_|\()")
+BY_RANK = re.compile(SPLITS.pattern + r"|rank|world|num_replicas|distributed")
 DRAWN = re.compile(
     r"torch\.rand(n|int)?\(|\brandom\.(random|uniform|gauss|randint)\(|np\.random\.(rand|randn|normal|uniform|randint)\("
 )
@@ -116,7 +115,7 @@ def _undivided(state: Calls, dataset: Value, given: dict[str, Value], node: ast.
     if DRAWN.search(ast.unparse(method.node)) or _is_handed_on(method):
         return {}
     place = state.place(method.node)
-    by_worker = BY_WORKER.search(text) or given.get("worker_init_fn") is not None
+    by_worker = "worker" in text or given.get("worker_init_fn") is not None or (SPLITS.search(text) and "rank" not in text)
     by_rank = BY_RANK.search(text) or tags_of([*dataset.attrs.values()]) & {"rank", "strided"}
     return {"undivided by worker": None if by_worker else place, "undivided by rank": None if by_rank else place}
 
@@ -220,7 +219,7 @@ def states_in(value: Value, depth: int = 0) -> frozenset[str]:
 def _load(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     located = "map_location" in kwargs or len(args) > 1 or "**" in kwargs
     state.emit(Load, node, target=None, map_location=located)
-    return Unknown("checkpoint")
+    return Unknown("checkpoint", frozenset({"loaded"}))
 
 
 def _empty_cache(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:

@@ -143,7 +143,7 @@ def _on_unknown(state: Calls, value: Unknown, name: str, args: Args, kwargs: Kwa
         return (
             child
             if child is not None
-            else hinted(args[0], Unknown(f"{value.name}[{args[0]!r}]", value.tags, loaders=value.loaders))
+            else hinted(args[0], Unknown(f"{value.name}[{args[0]!r}]", value.tags - {"loaded"}, loaders=value.loaders))
         )
     child = value.children.setdefault(
         f".{name}", Unknown(f"{value.name}.{name}", value.tags, owner=value.owner, loaders=value.loaders)

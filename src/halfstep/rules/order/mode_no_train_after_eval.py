@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Backward, Forward, Mode, Ref
+from halfstep.events.vocabulary import Backward, Forward, Mode, Place, Ref
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 from halfstep.rules.listening import call_site
@@ -81,9 +81,9 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     switched: dict[Ref, Mode] = {}
     for event in trace.of(Mode, Backward, Forward):
         if isinstance(event, Mode):
-            switched[event.model] = event
-            if event.training:
-                switched.clear()
+            switched.pop(event.model, None)
+            if not event.training:
+                switched[event.model] = event
         elif isinstance(event, Forward):
             trained |= {event.model} & set(switched) if not event.grad_enabled else set()
         else:
@@ -91,11 +91,18 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             for model in event.eval_mode:
                 mode = switched.get(model) or next(iter(switched.values()), None)
                 if mode is not None and model in trained and mode.loops:
+                    since = mode.place.line if mode.place is not None else "?"
                     yield Found(
-                        call_site(mode, event),
-                        f"training goes on in evaluation mode: `{model.name}.train()` is missing after this",
+                        _forward(trace, event, model) or call_site(mode, event),
+                        f"this trains in evaluation mode, which line {since} set: `{model.name}.train()` is missing before it",
                         _fix(trace, event, model),
                     )
+
+
+def _forward(trace: Trace, backward: Backward, model: Ref) -> Place | None:
+    """The forward pass in the wrong mode that a backward pass belongs to."""
+    before = (f for f in reversed(list(trace.of(Forward))) if f.serial < backward.serial and f.model == model)
+    return next((f.place for f in before if f.grad_enabled and not f.training), None)
 
 
 def _fix(trace: Trace, backward: Backward, model: Ref) -> FixRequest | None:

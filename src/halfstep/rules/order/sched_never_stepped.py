@@ -55,6 +55,8 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     for made in trace.of(Made):
         if made.what.kind != "scheduler" or made.what.escaped or made.what in parts or made.place in moved:
             continue
+        if any(fact.detail == made.what.name for fact in story.told("periodic step")):
+            continue
         steps = [s for s in trace.of(Step) if s.optimizer == made.facts.get("optimizer") and s.serial > made.serial]
         if len(steps) >= 2 and not any(e.scheduler.given for e in trace.of(SchedulerStep)):
             yield Found(made.place, f"`{made.what.name or made.facts.get('class')}` is never stepped")

@@ -63,6 +63,12 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         moves = sum(e.scheduler == event.scheduler for e in trace.of(SchedulerStep))
         steps = [e for e in trace.of(Step) if e.optimizer == event.optimizer]
         inside = any(same_turn(event, s) and len(s.loops) == len(event.loops) >= 2 for s in steps)
-        if inside and moves > 2 and moves >= len(steps) // 4 and in_loader_loop(event):
+        if inside and moves > 2 and moves >= len(steps) // 4 and _over_batches(event):
             yield Found(event.place, f"`{event.scheduler.name}` is stepped with every batch")
             return
+
+
+def _over_batches(event: SchedulerStep) -> bool:
+    """Whether the innermost loop is one over batches: of a loader, or a count within an epoch."""
+    within_epoch = any("epochs" in turn.tags for turn in event.loops[:-1]) and "epochs" not in event.loops[-1].tags
+    return in_loader_loop(event) or within_epoch

@@ -82,10 +82,11 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         told = [e.value for e in trace.of(SetEpoch) if e.target == sampler]
         if len(passes) >= 2 and len(set(told)) < 2 and _trains(trace, passes):
             constant = next((e.place for e in trace.of(SetEpoch) if e.target == sampler), None)
+            fix = _fix(trace, passes, sampler) if constant is None else None
             yield Found(
-                constant or passes[0].place,
+                constant or (fix.place if fix is not None else passes[0].place),
                 f"`{sampler.name or 'the sampler'}` is not told the epoch: every epoch has the same order",
-                _fix(trace, passes, sampler) if constant is None else None,
+                fix,
             )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Made, Place
+from halfstep.events.vocabulary import EpochBegin, Made, Place
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
+from halfstep.rules.listening import call_site
 
 CARD = Card(
     code="HS609",
@@ -56,4 +57,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         if made.what.kind == "loader" and made.place is not None and not made.facts.get("varies"):
             before = first.setdefault(made.place, made)
             if before is not made and made.loops and [t.loop for t in before.loops] == [t.loop for t in made.loops]:
-                yield Found(made.place, "this loader is built anew in every turn of the loop", FixRequest("hoist", made.place))
+                begin = next((e for e in trace.of(EpochBegin) if e.loader == made.what), None)
+                yield Found(
+                    call_site(made, begin), "this loader is built anew in every turn of the loop", FixRequest("hoist", made.place)
+                )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Place, SchedulerStep, Step
+from halfstep.events.vocabulary import Place, Ref, SchedulerStep, Step
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
-from halfstep.rules.listening import accumulation
+from halfstep.rules.listening import accumulation, windows
 
 CARD = Card(
     code="HS405",
@@ -71,6 +71,8 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             or horizon & {"/accum", "accum", f"/{way.size}"}
         ):
             continue
+        if _within_batches(trace, event.optimizer):
+            continue
         moves = sum(e.scheduler == event.scheduler for e in trace.of(SchedulerStep))
         steps = sum(e.optimizer == event.optimizer for e in trace.of(Step))
         if moves == steps:
@@ -90,3 +92,15 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
                 FixRequest("count-steps", place, other=step) if place is not None and step is not None else None,
             )
             return
+
+
+def _within_batches(trace: Trace, optimizer: Ref | None) -> bool:
+    """Whether every window is one batch of a loader that is cut into parts: the loader then counts windows."""
+    whole = [w for w in windows(trace, optimizer) if w.step is not None and w.backwards] if optimizer is not None else []
+    return all(
+        w.step is not None
+        and w.step.loops[-1:]
+        and w.step.loops[-1].over == "loader"
+        and all(b.loops[: len(w.step.loops)] == w.step.loops for b in w.backwards)
+        for w in whole
+    )
