@@ -14,6 +14,7 @@ from halfstep.imagine.values import (
     Instance,
     Items,
     Ratio,
+    Tags,
     Tensor,
     Thing,
     Unknown,
@@ -81,8 +82,16 @@ def _holds_params(value: Value) -> bool:
     return isinstance(value, Thing) and value.kind == "params"
 
 
+def _units(left: Value, op: ast.operator, right: Value) -> Tags:
+    """What a result counts: epochs times some number of which nothing is known are epochs no more."""
+    mine, theirs = tags_of(left), tags_of(right)
+    of_one = "epochs" in mine ^ theirs and 1 not in (left, right)
+    turns = isinstance(op, ast.Mult) and of_one and "loader" not in mine | theirs
+    return (mine | theirs) - {"epochs"} if turns else mine | theirs
+
+
 def _numbers(state: State, left: int | float, op: ast.operator, right: int | float) -> Value:
-    tags = tags_of(left) | tags_of(right)
+    tags = _units(left, op, right)
     try:
         if isinstance(op, (ast.Pow, ast.LShift)) and (abs(right) > 64 or abs(left) > 1e6):
             return Unknown("number", tags)
@@ -123,13 +132,11 @@ def _unknown(state: State, left: Value, op: ast.operator, right: Value, node: as
     if isinstance(op, ast.Mod) and isinstance(left, int) and isinstance(right, Unknown) and _is_count(right):
         return arithmetic(state, left, op, small_count(right), node)
     factors: frozenset[str] = frozenset()
-    unsaid = False
     if isinstance(op, ast.Mult):
         factors = _factors(left) | _factors(right)
-        unsaid = any(isinstance(side, Unknown) and not side.tags for side in (left, right))
     elif isinstance(op, ast.Div):
         factors = _factors(left)
-    tags = tags_of(left) | tags_of(right) | ({"unsaid"} if unsaid else set())
+    tags = _units(left, op, right)
     if isinstance(op, ast.Mod):
         tags |= {"modulo"}
     if isinstance(op, (ast.Div, ast.FloorDiv)) and "accum" in tags_of(right):

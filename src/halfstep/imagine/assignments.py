@@ -209,8 +209,8 @@ class Assignments(State):
 def _adds_to(target: ast.expr, value: ast.expr) -> bool:
     """Whether a sum of the target and something else is assigned to it."""
     sums = [n for n in ast.walk(value) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Add)]
-    name = ast.unparse(target) if sums and isinstance(target, (ast.Name, ast.Attribute)) else None
-    parts = (n for total in sums for n in ast.walk(total) if isinstance(n, (ast.Name, ast.Attribute)))
+    name = ast.unparse(target) if sums and isinstance(target, (ast.Name, ast.Attribute, ast.Subscript)) else None
+    parts = (n for total in sums for n in ast.walk(total) if isinstance(n, (ast.Name, ast.Attribute, ast.Subscript)))
     return isinstance(value, (ast.BinOp, ast.IfExp)) and name is not None and any(ast.unparse(n) == name for n in parts)
 
 

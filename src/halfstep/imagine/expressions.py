@@ -125,7 +125,7 @@ class Expressions(Comparing):
                 return value[key]
             return value[0] if value and not isinstance(value, str) else Unknown("?[]", tags_of(value))
         if isinstance(value, Tensor):
-            return derive(value)
+            return derive(value, copied=value.copied)
         if isinstance(value, Unknown):
             text = repr(key) if isinstance(key, (str, int)) else ast.unparse(node.slice)
             made = Unknown(f"{value.name}[{text}]", (value.tags | tags_of(key)) - {"loaded"}, loaders=value.loaders)

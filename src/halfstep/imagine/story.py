@@ -79,6 +79,8 @@ class _Teller:
                         self.nodes[f"{node.name}.{inner.name}"] = inner
         called = {name: _calls(node) for name, node in self.nodes.items()}
         wanted = {name for name in self.nodes if called[name] & INTERESTING} if len(self.nodes) < MAX_FUNCTIONS else set()
+        if _copies_to_host(self.project.main.tree):
+            wanted |= {name for name, node in self.nodes.items() if _copies_to_host(node)}
         self.named: dict[str, list[str]] = {}
         for name in self.nodes:
             self.named.setdefault(name.split(".")[-1], []).append(name)
@@ -140,7 +142,7 @@ class _Teller:
         try:
             self._run_module(machine, self.project.main, quietly=bool(root))
             if root:
-                machine.drafts.clear()
+                machine.drafts[:] = [d for d in machine.drafts if d.kind is Made and d.fields["what"].kind == "device choice"]
                 machine.memo["root"] = root
                 repeated = self._start(machine, root)
         except Raised:
@@ -173,7 +175,7 @@ class _Teller:
         func: Value = scope.names.get(owner or name)
         if isinstance(func, Class):
             node = self.project.main.tree
-            instance = machine.instantiate(func, self._arguments(func.lookup("__init__"), 0, skip=1), {}, node)
+            instance = machine.instantiate(func, self._arguments(machine, func.lookup("__init__"), skip=1), {}, node)
             method = func.lookup(name)
             func = Bound(instance, name, method) if isinstance(method, Function) else None
         target = func.target if isinstance(func, Bound) else func
@@ -183,7 +185,7 @@ class _Teller:
 
     def _call_root(self, machine: Interpreter, func: Value, target: Function) -> bool:
         skip = 1 if isinstance(func, Bound) and "staticmethod" not in target.decorators else 0
-        given = self._arguments(target, 0, skip)
+        given = self._arguments(machine, target, skip)
         names = [a.arg for a in target.signature.args][skip:]
         epoch_like = "epoch" in names or re.search(r"epoch", target.name) is not None
         once = len(machine.drafts)
@@ -206,8 +208,8 @@ class _Teller:
         index = tagged(turn, frozenset({"index"}))
         return [index if is_index(n) or n in ("epoch", "global_step") else v for n, v in zip(names, given, strict=False)]
 
-    def _arguments(self, func: Value, turn: int, skip: int) -> list[Value]:
-        """Unknown values for the parameters of a start, with their defaults as the usual answers."""
+    def _arguments(self, machine: Interpreter, func: Value, skip: int) -> list[Value]:
+        """Unknown values for the parameters of a start, with their defaults as the usual answers; settings as they are made."""
         if not isinstance(func, Function):
             return []
         spec = func.signature
@@ -218,8 +220,23 @@ class _Teller:
         made: list[Value] = []
         for index, name in enumerate(names):
             at = index - (len(names) - len(defaults))
-            made.append(_argument(name, defaults[at] if at >= 0 else None, at >= 0))
+            settings = self._settings() if at < 0 and SETTINGS.search(name) else None
+            if settings is not None:
+                made.append(machine.instantiate(settings, [], {}, self.project.main.tree))
+            else:
+                made.append(_argument(name, defaults[at] if at >= 0 else None, at >= 0))
         return made
+
+    def _settings(self) -> Class | None:
+        """The class of the program that holds its settings, if there is just one and it has all defaults."""
+        classes = [v for v in self.project.main.scope.names.values() if isinstance(v, Class) and "dataclass" in v.decorators]
+        named = [c for c in classes if SETTINGS.search(c.name)]
+        fields = [s for c in named for s in c.node.body if isinstance(s, ast.AnnAssign)]
+        return named[0] if len(named) == 1 and all(s.value is not None for s in fields) else None
+
+
+SETTINGS = re.compile(r"(config|cfg|conf|args|arguments|opts?|options|settings|hparams|hp)$", re.I)
+"""What settings are called, and classes of them."""
 
 
 def _argument(name: str, default: Value, has_default: bool) -> Value:
@@ -230,7 +247,7 @@ def _argument(name: str, default: Value, has_default: bool) -> Value:
     return hinted(name, Unknown(name))
 
 
-def _copies_to_host(tree: ast.Module) -> bool:
+def _copies_to_host(tree: ast.AST) -> bool:
     """Whether copies to the host are made without waiting, which matter without training too."""
     calls = (n for n in ast.walk(tree) if isinstance(n, ast.Call) and any(k.arg == "non_blocking" for k in n.keywords))
     return any("cpu" in ast.unparse(call) for call in calls)

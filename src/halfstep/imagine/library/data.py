@@ -11,7 +11,7 @@ from halfstep.events.vocabulary import Load, MemoryFlush, Save
 from halfstep.imagine.library import iterating
 from halfstep.imagine.library.varying import varies
 from halfstep.imagine.state import OutOfBudget, Restart, Signal
-from halfstep.imagine.values import Bound, Function, Instance, Partial, Tensor, Thing, Unknown, Value, settled, tags_of
+from halfstep.imagine.values import Bound, Function, Instance, Partial, Stream, Tensor, Thing, Unknown, Value, settled, tags_of
 
 if TYPE_CHECKING:
     from halfstep.imagine.calls import Calls
@@ -59,9 +59,23 @@ def _loader(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) 
     facts["length"], facts["short last"] = None, False
     if not facts["iterable"]:
         facts["length"], facts["short last"] = iterating.length_of_loader(state, given, sampler, node)
+    for own in (facts["batch_sampler"], sampler):
+        if isinstance(own, Instance) and not EVENED.search(ast.unparse(own.cls.node)):
+            _sample(state, own, node)
     made = state.make("loader", node, **facts, **_undivided(state, dataset, given, node))
     _imagine_worker(state, made, dataset, given, node)
     return made
+
+
+EVENED = re.compile(r"ceil|//|%|pad|drop|total", re.I)
+"""Signs that a sampler of the program gives every rank as much."""
+
+
+def _sample(state: Calls, sampler: Instance, node: ast.AST) -> None:
+    """Hear how a sampler of the program begins."""
+    method = sampler.cls.lookup("__iter__")
+    if isinstance(method, Function):
+        _quietly(state, Bound(sampler, "__iter__", method), [], node)
 
 
 def has_workers(loader: Thing) -> bool:
@@ -145,7 +159,9 @@ def _say_generator(state: Calls, held: Thing, getter: Function, name: str) -> No
 
 def _quietly(state: Calls, job: Value, arguments: Args, node: ast.AST) -> None:
     try:
-        state.call(job, arguments, {}, node)
+        got = state.call(job, arguments, {}, node)
+        if isinstance(got, Stream):
+            state.first_of(got)
     except (OutOfBudget, Restart):
         raise
     except Signal:

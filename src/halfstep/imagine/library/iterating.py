@@ -35,8 +35,8 @@ Kwargs = dict[str, Value]
 
 def _len(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     value = settled(args[0]) if args else None
-    if isinstance(value, Items):
-        return tagged(len(value), frozenset({"loader"}) if value.loader else NO_TAGS)
+    if isinstance(value, Items) and value.loader:
+        return tagged(len(value), frozenset({"loader"}))
     if isinstance(value, (list, tuple)):
         batches = len(value) > 1 and _is_batch(value[0])
         losses = bool(value) and isinstance(first := settled(value[0]), Tensor) and first.grad

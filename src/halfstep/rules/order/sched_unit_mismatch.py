@@ -57,10 +57,6 @@ def train(model, loader, epochs=2):
 EPOCH_LITERALS = 200
 """Step sizes and milestones up to this are epochs in all recipes that we know."""
 
-NOT_EPOCHS = frozenset({"loader", "unsaid", "batch size"})
-"""What else a length may be made of: batches, what the program does not say, and the length of what is not known."""
-
-
 _BATCHES = re.compile(r"iter|step(?!_?size)|batch|update", re.I)
 """Words in the name of a length that counts batches."""
 
@@ -83,7 +79,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         where = _where(trace, scheduler)
         if not per_batch and "loader" in horizon and event.loops:
             yield Found(event.place, f"`{scheduler.name}` is sized in batches ({where}) but moves once an epoch")
-        elif per_batch and "epochs" in horizon and not horizon & NOT_EPOCHS:
+        elif per_batch and "epochs" in horizon and "loader" not in horizon:
             yield Found(event.place, f"`{scheduler.name}` is sized in epochs ({where}) but moves once a batch")
         elif per_batch and "loader" not in horizon and len(event.loops) > 1 and _epoch_literal(trace, scheduler):
             yield Found(event.place, f"`{scheduler.name}` counts in epochs ({where}) but moves once a batch")
