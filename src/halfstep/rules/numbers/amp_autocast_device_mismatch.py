@@ -91,5 +91,6 @@ def _scaler_elsewhere(trace: Trace) -> Iterator[Found]:
             continue
         models = set(event.models)
         if any(forward.model in models and forward.device == "cpu" for forward in trace.of(Forward)):
-            yield Found(made.place, "the scaler is for cuda, but the model is on cpu: it does nothing, and FP16 is not scaled")
+            said = "the scaler is for cuda, but the model is on cpu: it does nothing, and FP16 is not scaled"
+            yield Found(made.place, said, FixRequest("device-of-model", made.place))
             return
