@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from halfstep.record.running import Ending
 from halfstep.record.session import Session
 from halfstep.record.termination import Termination
+from halfstep.record.watching import watch
 from halfstep.record.writing import LATEST, Writer, read
 
 
@@ -37,3 +39,14 @@ def test_a_process_that_is_watched_writes_now_and_then_and_less_often_later(tmp_
 def test_a_folder_that_is_gone_is_no_fault(tmp_path: Path) -> None:
     """Another rank has reported."""
     writer_of(tmp_path / "gone", Session()).end(Ending(1, "it raised ValueError"))
+
+
+@pytest.mark.parametrize(("launched", "code"), [(False, 1), (True, 0)])
+def test_a_finding_is_the_exit_code_but_not_under_a_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launched: bool, code: int
+) -> None:
+    """A launcher takes 1 for a rank that failed, and may start all of them again."""
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("TORCHELASTIC_RUN_ID", tmp_path.name)) if launched else ():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "train.py").write_text("")
+    assert watch(str(tmp_path / "train.py"), [], module=False, report=lambda ending, heard: 1) == code
