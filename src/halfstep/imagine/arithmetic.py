@@ -206,11 +206,17 @@ def _casts_up(state: State) -> bool:
 def _two_tensors(state: State, left: Tensor, op: ast.operator, right: Tensor, node: ast.AST) -> Tensor:
     if isinstance(op, ast.Div):
         _check_denominator(state, right, node)
-        if not right.grad and ("count" in right.tags or (left.reduction == "sum" and "summed" in right.tags)):
+        if (
+            not right.grad
+            and "several" not in right.tags
+            and ("count" in right.tags or (left.reduction == "sum" and "summed" in right.tags))
+        ):
             return derive(left, right, reduction="token_mean", grad=left.grad)
     if isinstance(op, ast.MatMult) and state.region is not None:
         return derive(left, right, dtype=region_dtype(state), regions=_with_region(state, left, right))
     made = derive(left, right, rows=left.rows or right.rows)
+    if isinstance(op, ast.Add) and not made.grad and left.tags & right.tags & {"count", "summed"}:
+        made.tags |= {"several"}
     if "scale" in left.tags | right.tags and isinstance(op, (ast.Mult, ast.Div)):
         made.penalty = None
     return made
@@ -272,6 +278,15 @@ def check_half_reduction(state: State, tensor: Tensor, what: str, node: ast.AST)
     """FP16 outputs of an autocast region are squared or summed outside of it."""
     if tensor.dtype == "half" and tensor.grad and state.region is None and tensor.regions:
         state.emit(Numeric, node, kind="half-reduction", detail=what, region=tensor.regions[-1])
+
+
+def evened(value: list[Value] | Unknown) -> Value:
+    """Samples cut to a multiple of the ranks."""
+    if isinstance(value, Unknown):
+        return Unknown(value.name, value.tags | {"even"}, loaders=value.loaders)
+    made = items_like(list(value), value) if isinstance(value, Items) else Items(value)
+    made.tags |= {"even"}
+    return made
 
 
 def compare_numbers(left: Value, op: ast.cmpop, right: Value) -> bool | None:

@@ -6,9 +6,9 @@ import ast
 import contextlib
 from collections.abc import Callable
 
-from halfstep.events.vocabulary import AutocastEnter, AutocastExit, NoSyncEnter, NoSyncExit, Step
+from halfstep.events.vocabulary import AutocastEnter, AutocastExit, NoSyncEnter, NoSyncExit
 from halfstep.imagine.forwards import Forwards
-from halfstep.imagine.library import attributes, externals, methods, optimizing, training
+from halfstep.imagine.library import attributes, externals, methods, own_optimizers
 from halfstep.imagine.naming import as_flag, hinted
 from halfstep.imagine.state import MAX_DEPTH, BreakLoop, ReturnValue
 from halfstep.imagine.values import (
@@ -205,7 +205,7 @@ class Calls(Forwards):
         elif cls.is_a("Dataset"):
             made.thing = self.make("dataset", node, iterable=False, tags=tags_of([*args, *kwargs.values()]))
         elif cls.is_a(*OPTIMIZER_BASES):
-            made.thing = training.own_optimizer(self, cls, [*args, *kwargs.values()], node)
+            made.thing = own_optimizers.make(self, cls, [*args, *kwargs.values()], node)
         if made.thing is not None:
             made.thing.facts["instance"] = made
         if "dataclass" in cls.decorators or cls.is_a("NamedTuple"):
@@ -216,10 +216,8 @@ class Calls(Forwards):
         post = cls.lookup("__post_init__")
         if isinstance(post, Function):
             self.call_function(post, [made], {}, node)
-        inner = next((v for v in map(settled, made.attrs.values()) if isinstance(v, Thing) and v.kind == "optimizer"), None)
-        if inner is not None and made.thing is not None and made.thing.kind == "optimizer":
-            self.forget(made.thing)
-            made.thing = inner
+        if made.thing is not None and made.thing.kind == "optimizer":
+            own_optimizers.settle(self, made, made.thing)
         return made
 
     def _fill_fields(self, cls: Class, made: Instance, args: list[Value], kwargs: dict[str, Value]) -> None:
@@ -261,23 +259,8 @@ class Calls(Forwards):
             return self.call_function(func, args, kwargs, node)
         thing = bound.self_value.thing if isinstance(bound.self_value, Instance) else None
         if bound.name == "step" and thing is not None and thing.kind == "optimizer":
-            return self._own_step(thing, bound, args, kwargs, node)
+            return own_optimizers.step(self, thing, bound, args, kwargs, node)
         return self.call_function(func, [bound.self_value, *args], kwargs, node)
-
-    def _own_step(self, thing: Thing, bound: Bound, args: list[Value], kwargs: dict[str, Value], node: ast.AST) -> Value:
-        """The `step` of an optimizer of the program: a step, unless an optimizer that it holds makes it."""
-        assert bound.target is not None
-        closure = bool(args or kwargs)
-        before = len(self.drafts)
-        if not closure:
-            optimizing.say_step(self, thing, None, closure, node)
-        result = self.call_function(bound.target, [bound.self_value, *args], kwargs, node)
-        heard = any(draft.kind is Step for draft in self.drafts[before + (not closure) :])
-        if heard and not closure:
-            del self.drafts[before]
-        elif closure and not heard:
-            optimizing.say_step(self, thing, None, closure, node)
-        return result
 
     def getattr(self, value: Value, name: str, node: ast.AST) -> Value:
         """An attribute of a value."""
@@ -288,6 +271,8 @@ class Calls(Forwards):
             return value.scope.names.get(name, Unknown(f"{value.name}.{name}"))
         if isinstance(value, Class):
             found = value.lookup(name)
+            if isinstance(found, Function) and "classmethod" in found.decorators:
+                return Bound(value, name, found)
             return found if found is not None else External(f"{value.name}.{name}")
         return attributes.read(self, value, name, node)
 

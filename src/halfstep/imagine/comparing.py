@@ -169,6 +169,8 @@ class Comparing(State):
             return self.rank(node) == 0
         if "data" in value.tags:
             return self.on_data(value.name, value.normal, node, "synced" in value.tags)
+        if "batch size" in value.tags and not value.has_default:
+            return self.on_data(value.name, True, node, False)
         usual = bool(value.default) if value.has_default else not usually_off(value.name)
         kind = "device" if "device" in value.tags else "flag"
         return self.flag(value.name, usual, node, kind)

@@ -8,7 +8,7 @@ import contextlib
 import operator
 from collections.abc import Callable
 
-from halfstep.imagine.arithmetic import arithmetic
+from halfstep.imagine.arithmetic import arithmetic, evened
 from halfstep.imagine.comparing import UNUSUAL, Comparing
 from halfstep.imagine.naming import hinted
 from halfstep.imagine.state import State
@@ -28,7 +28,6 @@ from halfstep.imagine.values import (
     Value,
     counted,
     derive,
-    items_like,
     part_of,
     settled,
     tagged,
@@ -171,7 +170,7 @@ class Expressions(Comparing):
         parts = [settled(self.eval(p)) if p is not None else None for p in (cut.lower, cut.upper, cut.step)]
         by_rank = "rank" in tags_of(parts[0]) and parts[2] is not None
         if "world" in tags_of(parts[1]) and parts[2] is None and isinstance(value, (list, Unknown)):
-            return _evened(value)
+            return evened(value)
         if isinstance(value, (list, tuple, str)) and all(p is None or isinstance(p, int) for p in parts):
             got = value[slice(*parts)] if parts[2] != 0 else value
             if isinstance(value, Items):
@@ -308,7 +307,12 @@ class Expressions(Comparing):
 
         def turn(item: Value) -> None:
             self.bind(first.target, item)
-            if all(self.truth(self.eval(test), test) for test in first.ifs):
+            inside, self.loops = self.loops, self.loops[:-1]
+            try:
+                chosen = all(self.truth(self.eval(test), test) for test in first.ifs)
+            finally:
+                self.loops = inside
+            if chosen:
                 self._generate(rest, collect)
 
         self.turns(self.items(settled(self.eval(first.iter)), first.iter), first.iter, turn)
@@ -346,15 +350,6 @@ def _rows_of(value: Tensor, cut: list[Value]) -> int | None:
     """How many rows a slice of a tensor has, where that is known."""
     known = value.rows is not None and all(p is None or isinstance(p, int) for p in cut) and cut[2] != 0
     return len(range(value.rows or 0)[slice(*cut)]) if known else None
-
-
-def _evened(value: list[Value] | Unknown) -> Value:
-    """Samples cut to a multiple of the ranks."""
-    if isinstance(value, Unknown):
-        return Unknown(value.name, value.tags | {"even"}, loaders=value.loaders)
-    made = items_like(list(value), value) if isinstance(value, Items) else Items(value)
-    made.tags |= {"even"}
-    return made
 
 
 def generator_of(state: State, values: list[Value]) -> Value:

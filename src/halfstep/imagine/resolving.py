@@ -6,7 +6,7 @@ import ast
 import re
 
 from halfstep.events.trace import Trace
-from halfstep.events.vocabulary import Backward, Clip, Event, Fetch, Forward, Made, Place, Ref, Step, ZeroGrad
+from halfstep.events.vocabulary import Backward, Clip, Event, Fetch, Forward, Made, ModuleReplaced, Place, Ref, Step, ZeroGrad
 from halfstep.imagine.state import Draft, OutOfBudget, Reach, State
 from halfstep.imagine.values import Instance, Tensor, Thing, Value, model_of
 
@@ -73,6 +73,9 @@ class _Resolver:
         fields["loops"] = tuple(t for t in draft.fields["loops"] if t.over != "items" or t.loop in self.trained)
         if draft.kind is ZeroGrad:
             fields["optimizers"] = self.cleared(fields["optimizers"])
+        if draft.kind is ModuleReplaced:
+            added = draft.fields["module"]
+            fields["optimizers"] = tuple(t.ref for t in draft.fields["optimizers"] if added not in t.owners)
         if draft.kind is Clip:
             fields["partial"] = self.partly(draft, serial)
         if draft.kind is Backward:

@@ -260,7 +260,10 @@ class State:
         place = self.place(node)
         key = f"{place.path}:{place.line}: {name}"
         exception = self.world.choose(key, (False, True), 0, "data", place, synced)
-        return (not normal) if exception and self._fires() else normal
+        if not exception or not self._fires():
+            return normal
+        self.memo["fired"] = (key, self.loops[-1:], len(self.stack))
+        return not normal
 
     def _fires(self) -> bool:
         """Whether an exception in the data happens now: in a loop over micro-batches only once, else always."""

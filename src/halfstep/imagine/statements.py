@@ -267,7 +267,10 @@ class Statements(Definitions):
         raise BreakLoop
 
     def next_turn(self, node: ast.Continue) -> None:
-        """`continue`."""
+        """`continue`; what a helper said of the data is acted on here."""
+        key, turn, depth = self.memo.get("fired", ("", [], 0))
+        if turn == self.loops[-1:] and depth > len(self.stack):
+            self.world.move(key, self.place(node))
         raise ContinueLoop
 
 

@@ -83,7 +83,8 @@ class _Teller:
             wanted |= {name for name, node in self.nodes.items() if _copies_to_host(node)}
         self.named: dict[str, list[str]] = {}
         for name in self.nodes:
-            self.named.setdefault(name.split(".")[-1], []).append(name)
+            owner, _, last = name.rpartition(".")
+            self.named.setdefault(owner if last == "__init__" else last, []).append(name)
         reach = (
             {name: self._reaching(name, called) for name in self.nodes} if wanted else {name: set[str]() for name in self.nodes}
         )

@@ -116,7 +116,7 @@ def derive(*parents: Tensor, **changes: Any) -> Tensor:
         models=frozenset().union(*(p.models for p in parents)),
         eval_models=frozenset().union(*(p.eval_models for p in parents)),
         ddp=frozenset().union(*(p.ddp for p in parents)),
-        regions=tuple(dict.fromkeys(r for p in parents for r in p.regions)),
+        regions=tuple(dict.fromkeys(r for p in ([p for p in parents if p.grad] or parents) for r in p.regions)),
         no_sync=next((p.no_sync for p in parents if p.no_sync is not None), None),
         bypassed=next((p.bypassed for p in parents if p.bypassed), None),
         penalty=next((p.penalty for p in parents if p.penalty), None),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from halfstep.events.trace import Decision
 from halfstep.events.vocabulary import Place
@@ -32,6 +32,11 @@ class World:
             decision = Decision(key, answer, kind, index == usual, place, synced)
             self.asked[key] = (decision, len(options), usual)
         return answer
+
+    def move(self, key: str, place: Place) -> None:
+        """The answer is acted on at another place than where it was asked for."""
+        decision, count, usual = self.asked[key]
+        self.asked[key] = (replace(decision, place=place), count, usual)
 
     @property
     def decisions(self) -> tuple[Decision, ...]:

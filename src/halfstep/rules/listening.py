@@ -117,7 +117,7 @@ def windows(trace: Trace, optimizer: Ref) -> list[Window]:
     for event in trace.of(EpochBegin, Backward, ZeroGrad, Step, RunEnd):
         if isinstance(event, EpochBegin):
             epoch += 1
-            open_window.crossed = open_window.crossed or bool(open_window.backwards)
+            open_window.crossed = open_window.crossed or _left(open_window.backwards[-1:], event)
         elif isinstance(event, Backward) and optimizer in event.optimizers:
             open_window.backwards.append(event)
             open_window.epoch = epoch
@@ -132,6 +132,11 @@ def windows(trace: Trace, optimizer: Ref) -> list[Window]:
         elif isinstance(event, RunEnd) and open_window.backwards:
             found.append(open_window)
     return found
+
+
+def _left(last: list[Backward], event: EpochBegin) -> bool:
+    """Whether the loop of the last backward pass is over when another one begins."""
+    return any(not b.loops or b.loops[-1].loop not in {turn.loop for turn in event.loops} for b in last)
 
 
 def optimizers(trace: Trace) -> list[Ref]:
@@ -167,7 +172,7 @@ def accumulation(trace: Trace, optimizer: Ref) -> Accumulation | None:
     guarded = any(_same_loop(w.backwards[-1], w.step) for w in stepped)
     counted = any(b.loops and b.loops[-1].tags & WINDOW for b in last)
     sizes = Counter(w.size for w in stepped)
-    size = max(sizes, key=lambda s: (sizes[s], s))
+    size = max(sizes, key=lambda s: (s * sizes[s], s))
     wiped = False
     if size == 1:
         size, wiped = _skipping(trace, optimizer, stepped)

@@ -33,7 +33,7 @@ def _autocast(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str
     device = fixed or device_name(given.get("device_type"))
     enabled = given.get("enabled", True)
     on = state.truth(enabled, node)
-    dtype_value = settled(given.get("dtype"))
+    dtype_value = settled(given.get("dtype", state.memo.get(("autocast dtype", device))))
     dtype = {"cuda": "float16", "cpu": "bfloat16"}.get(device or "") if dtype_value is None else dtype_name(dtype_value)
     if dtype == "float32":
         on = False
@@ -44,6 +44,13 @@ def _autocast(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str
         return Region(state.number("region"), device, dtype, on, place, given_dtype)
 
     return state.make("context", node, what="autocast", region=region)
+
+
+def _default_dtype(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    """What autocast casts to on a device from now on, where it is not told."""
+    device = "cpu" if "cpu" in path else "cuda" if "gpu" in path else device_name(args[0] if args else kwargs.get("device_type"))
+    state.memo["autocast dtype", device] = args[-1] if args else kwargs.get("dtype")
+    return None
 
 
 def _context(what: str) -> Callable[..., Value]:
@@ -85,6 +92,9 @@ TABLE: dict[str, Callable[..., Value]] = {
     "torch.GradScaler": _scaler,
     "torch.cuda.amp.GradScaler": _scaler,
     "torch.cpu.amp.GradScaler": _scaler,
+    "torch.set_autocast_dtype": _default_dtype,
+    "torch.set_autocast_gpu_dtype": _default_dtype,
+    "torch.set_autocast_cpu_dtype": _default_dtype,
     "torch.no_grad": _context("no_grad"),
     "torch.inference_mode": _context("no_grad"),
     "torch.enable_grad": _context("enable_grad"),

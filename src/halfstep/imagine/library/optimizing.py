@@ -227,9 +227,21 @@ def say_step(state: Calls, optimizer: Thing, scaler: Thing | None, closure: bool
     """An optimizer steps."""
     half = tuple(m for m in optimizer.owners if _dtype(m) == "float16")
     bf16 = tuple(m for m in optimizer.owners if _dtype(m) == "bfloat16")
+    for hook in optimizer.facts.get("before steps", []):
+        state.call(hook, [optimizer, (), {}], {}, node)
     state.emit(
         Step, node, optimizer=optimizer, scaler=scaler, closure=closure, region=state.region, half_params=half, bf16_params=bf16
     )
+    for hook in optimizer.facts.get("after steps", []):
+        state.call(hook, [optimizer, (), {}], {}, node)
+
+
+def _step_hook(when: str) -> Callable[..., Value]:
+    def handler(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+        thing.facts.setdefault(when, []).append(args[0] if args else kwargs.get("hook"))
+        return Unknown("hook handle")
+
+    return handler
 
 
 def _dtype(model: Thing) -> str | None:
@@ -358,7 +370,13 @@ HANDLERS: dict[str, dict[str, Callable[..., Value]]] = {
         "clip_grad_norm_": _clip_model,
         "join": _join,
     },
-    "optimizer": {"step": _step, "zero_grad": _zero, "add_param_group": _add_group},
+    "optimizer": {
+        "register_step_pre_hook": _step_hook("before steps"),
+        "register_step_post_hook": _step_hook("after steps"),
+        "step": _step,
+        "zero_grad": _zero,
+        "add_param_group": _add_group,
+    },
     "scaler": {"scale": _scale, "unscale_": _unscale, "step": _scaler_step, "update": _update, "get_scale": _get_scale},
     "scheduler": {"step": _schedule, "step_update": _schedule},
     "native scaler": {},

@@ -11,6 +11,7 @@ from halfstep.imagine.expressions import generator_of
 from halfstep.imagine.library import iterating
 from halfstep.imagine.naming import hinted
 from halfstep.imagine.values import (
+    NO_TAGS,
     Class,
     External,
     Instance,
@@ -69,6 +70,7 @@ def total_of(state: Calls, values: list[Value], node: ast.AST) -> Value:
         retained = frozenset().union(*(state.memo.get(("list", id(v)), frozenset()) for v in values))
         made = derive(*tensors)
         made.retained |= retained
+        made.tags |= {"several"} if len(tensors) > 1 else NO_TAGS
         return made
     numbers = [v for v in values if isinstance(v, (int, float))]
     if len(numbers) == len(values):
@@ -257,12 +259,25 @@ def _type(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) ->
     return value.cls if isinstance(value, Instance) else Unknown("type")
 
 
+def _sorted(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    values = _same_items(state, node, args, {}, path)
+    key = kwargs.get("key")
+    if not isinstance(values, list) or key is None:
+        return values
+    ranks = [settled(state.call(key, [value], {}, node)) for value in values]
+    if not all(isinstance(rank, (int, float)) for rank in ranks):
+        return values
+    order = sorted(range(len(values)), key=ranks.__getitem__, reverse=kwargs.get("reverse") is True)
+    chosen = [values[index] for index in order]
+    return items_like(chosen, values) if isinstance(values, Items) else chosen
+
+
 TABLE: dict[str, Callable[..., Value]] = {
     **iterating.TABLE,
     "builtins.id": lambda s, n, a, k, p: id(settled(a[0])) if a else Unknown("id"),
     "builtins.list": _same_items,
     "builtins.tuple": _same_items,
-    "builtins.sorted": _same_items,
+    "builtins.sorted": _sorted,
     "builtins.reversed": _same_items,
     "builtins.set": _same_items,
     "builtins.sum": _sum,

@@ -41,7 +41,9 @@ SAME = {
 def call(state: Calls, value: Tensor, name: str, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
     """A method of a tensor."""
     if name == "backward":
-        say_backward(state, value, node)
+        seed = settled(args[0] if args else kwargs.get("gradient"))
+        weighed = (Divisor(None, tags_of(seed), state.place(node)),) if seed is not None else ()
+        say_backward(state, derive(value, divisors=(*value.divisors, *weighed)), node)
         return None
     if name in HOST_READS:
         return read_on_host(state, value, node, name)

@@ -121,9 +121,31 @@ def _typed(state: Calls, made: Tensor, first: Tensor, name: str, inputs: Args, k
     return made
 
 
+HUGE = "a constant beyond FP16"
+
+
+def _finfo(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    """The limits of a dtype that the program names."""
+    name = dtype_name(args[0]) if args else None
+    if name not in LIMITS:
+        return Unknown("finfo")
+    made = state.make("context", None, what="finfo")
+    made.attrs.update(zip(("min", "max", "tiny", "eps"), LIMITS[name], strict=True))
+    return made
+
+
+LIMITS = {
+    "float32": (-3.4028234e38, 3.4028234e38, 1.1754944e-38, 1.1920929e-07),
+    "bfloat16": (-3.3895314e38, 3.3895314e38, 1.1754944e-38, 0.0078125),
+    "float16": (-65504.0, 65504.0, 6.1035156e-05, 0.0009765625),
+}
+"""Smallest and largest number, smallest normal one, distance of 1 to the next."""
+
+
 def _check_fill(state: Calls, tensors: list[Tensor], inputs: Args, kwargs: Kwargs, node: ast.AST) -> None:
     numbers = [v for v in [*inputs, *kwargs.values()] if isinstance(v, (int, float)) and not isinstance(v, bool)]
     huge = any(abs(n) > LARGEST_HALF and n not in (float("inf"), float("-inf")) for n in numbers)
+    huge = huge or any(isinstance(v, Tensor) and v.name == HUGE for v in inputs)
     if huge and any(t.dtype == "half" for t in tensors):
         state.emit(Numeric, node, kind="mask-overflow", region=state.region)
 
@@ -239,6 +261,13 @@ def _fresh(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -
     tags &= {"rank", "world", "data", "synced", "accum"}
     made = Tensor(tags=tags, dtype="int" if path.endswith(("randint", "arange", "randperm")) else "float")
     made.grad = kwargs.get("requires_grad") is True
+    if (
+        path.endswith((".tensor", ".full"))
+        and args
+        and isinstance(args[-1], (int, float))
+        and LARGEST_HALF < abs(args[-1]) < float("inf")
+    ):
+        made.name = HUGE
     made.rows = _first_dim(args, path)
     device = kwargs.get("device")
     made.device = device_name(device)
@@ -336,6 +365,7 @@ TABLE: dict[str, Callable[..., Value]] = {
         )
     },
     "torch.device": _device,
+    "torch.finfo": _finfo,
     "torch.autograd.grad": _autograd_grad,
     "numpy.asarray": _item_like,
     "numpy.array": _item_like,

@@ -12,7 +12,6 @@ from halfstep.imagine.state import Reach
 from halfstep.imagine.values import (
     NO_TAGS,
     Bound,
-    Class,
     Function,
     Instance,
     Partial,
@@ -71,19 +70,6 @@ def _optimizer(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: st
     made.facts["of copies"] = not owners and "copied weights" in tags_of(params)
     if isinstance(settled(params), Unknown) and not owners:
         made.facts["unknown params"] = True
-    return made
-
-
-def own_optimizer(state: Calls, cls: Class, values: Args, node: ast.AST) -> Thing:
-    """An optimizer of a class of the program, with the parameters that it is given (and may still walk over)."""
-    generators = [v for v in map(settled, values) if isinstance(v, Thing) and v.kind == "params" and not v.facts.get("used")]
-    held = [params_of(state, value) for value in values]
-    for generator in generators:
-        generator.facts["used"] = False
-    owners = set[Thing]().union(*(found for found, _, _ in held))
-    facts: dict[str, Value] = {"lr": None, "class": cls.name, "whole": any(whole for found, whole, _ in held if found)}
-    made = state.make("optimizer", node, **facts)
-    made.owners = owners
     return made
 
 
@@ -192,7 +178,9 @@ def _ask_lambda(state: Calls, made: Thing, facts: dict[str, Value], rest: Args, 
 
 def _clip(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     params = args[0] if args else kwargs.get("parameters")
-    return clip(state, params, "value" if "value" in path else "norm", node)
+    limits = [*args[1:2], *(kwargs.get(name) for name in ("max_norm", "clip_value"))]
+    kind = "scaled" if "scale" in tags_of(limits) else "value" if "value" in path else "norm"
+    return clip(state, params, kind, node)
 
 
 def clip(state: Calls, params: Value, kind: str, node: ast.AST) -> Tensor:

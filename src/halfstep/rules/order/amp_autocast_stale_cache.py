@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Forward, Step
+from halfstep.events.vocabulary import AutocastEnter, Forward, Step
 from halfstep.findings.card import Card
 from halfstep.findings.finding import Found, Severity
 
@@ -54,10 +54,12 @@ def train(model, loader, epochs=2):
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """A forward pass in the same region as an earlier step."""
     stepped: dict[int, Step] = {}
+    entered = {event.region.number: event.place for event in trace.of(AutocastEnter)}
     for event in trace.events:
         if isinstance(event, Step) and event.region is not None:
             stepped[event.region.number] = event
         elif isinstance(event, Forward) and event.region is not None and event.region.number in stepped and event.grad_enabled:
             yield Found(
-                event.region.place, "this autocast region stays open over optimizer steps: later forward passes use stale weights"
+                entered.get(event.region.number, event.region.place),
+                "this autocast region stays open over optimizer steps: later forward passes use stale weights",
             )

@@ -63,7 +63,7 @@ def train(model, loader, epochs=2):
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """Clips of gradients that are still scaled."""
     for event, accounts in hear(trace):
-        if not isinstance(event, Clip) or event.kind in ("divide", "framework", "set") or event.exhausted:
+        if not isinstance(event, Clip) or event.kind in ("divide", "framework", "scaled", "set") or event.exhausted:
             continue
         scaled = [o for o in event.optimizers if accounts[o].scaled]
         if scaled:

@@ -58,10 +58,12 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         way = accumulation(trace, optimizer)
         if way is None or not way.guarded:
             continue
+        usual = {w.step.stack for w in windows(trace, optimizer) if w.step is not None and w.size == way.size}
         for window in windows(trace, optimizer):
             for backward in window.backwards if window.step is not None and window.size < way.size else ():
                 divided = next((d for d in backward.divisors if d.value == way.size), None)
                 if divided is not None and window.step is not None:
                     place = divided.place
                     fix = FixRequest("divide-by-window", place, other=window.step.place) if place is not None else None
-                    yield Found(backward.place, f"a window of {window.size} is divided by {way.size}", fix)
+                    at = backward if window.step.stack in usual else window.step
+                    yield Found(at.place, f"a window of {window.size} is divided by {way.size}", fix)
