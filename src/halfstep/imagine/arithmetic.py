@@ -48,6 +48,8 @@ COMPARISONS: dict[type[ast.cmpop], Callable[[Value, Value], Value]] = {
     ast.GtE: operator.ge,
 }
 MAX_NUMBER = 10**15
+RARE, SOON = 50, 6
+"""What happens once in as many turns happens once in a few, or it would happen in none that are imagined."""
 FP16_SMALLEST = 6e-8
 """Constants below this are zero in FP16 (its smallest subnormal is 5.96e-8)."""
 
@@ -103,6 +105,8 @@ def _numbers(state: State, left: int | float, op: ast.operator, right: int | flo
     if isinstance(op, ast.Mod):
         state.note_window(right, tags)
         tags |= {"modulo"}
+        if state.loops and right >= RARE and not tags & {"loader", "accum"}:
+            value = _soon(left, right)
     if isinstance(op, (ast.Div, ast.FloorDiv)) and "accum" in tags_of(right):
         tags |= {"/accum"}
     if isinstance(op, ast.Div) and "batch size" in tags_of(left) & tags_of(right):
@@ -110,6 +114,12 @@ def _numbers(state: State, left: int | float, op: ast.operator, right: int | flo
     if isinstance(op, (ast.Div, ast.FloorDiv)) and "loader" in tags_of(left):
         tags |= {f"/{right}"}
     return tagged(value, tags - {"modulo"} if isinstance(op, (ast.Add, ast.Mult)) else tags)
+
+
+def _soon(left: Value, right: Value) -> Value:
+    """The place in a long period, as if it were a short one: its last turn is still its last."""
+    value = left % SOON
+    return right - 1 if value == SOON - 1 else value
 
 
 def _sequences(left: Value, op: ast.operator, right: Value) -> Value:

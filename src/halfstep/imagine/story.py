@@ -83,14 +83,12 @@ class _Teller:
             wanted |= {name for name, node in self.nodes.items() if _copies_to_host(node)}
         self.named: dict[str, list[str]] = {}
         for name in self.nodes:
-            owner, _, last = name.rpartition(".")
-            self.named.setdefault(owner if last == "__init__" else last, []).append(name)
+            for known_as in name.split("."):
+                self.named.setdefault(known_as, []).append(name)
         reach = (
             {name: self._reaching(name, called) for name in self.nodes} if wanted else {name: set[str]() for name in self.nodes}
         )
-        useful = [
-            name for name in self.nodes if not name.split(".")[-1].startswith("__") and ({name} | reach[name]) & set(wanted)
-        ]
+        useful = [name for name in self.nodes if not HIDDEN.search(name) and ({name} | reach[name]) & set(wanted)]
         order = {name: index for index, name in enumerate(self.nodes)}
         callers = Counter(name for other in useful for name in reach[other] - {other})
         return sorted(useful, key=lambda name: (-len(reach[name] & wanted), callers[name], order[name]))[:MAX_ROOTS]
@@ -236,6 +234,8 @@ class _Teller:
         return named[0] if len(named) == 1 and all(s.value is not None for s in fields) else None
 
 
+HIDDEN = re.compile(r"(^|\.)__(?!call__)\w*$")
+"""Methods that Python itself calls, but for the one by which an object is called."""
 SETTINGS = re.compile(r"(config|cfg|conf|args|arguments|opts?|options|settings|hparams|hp)$", re.I)
 """What settings are called, and classes of them."""
 

@@ -148,6 +148,10 @@ def _look_at_dataset(state: Calls, dataset: Instance, given: dict[str, Value]) -
         for name, value in dataset.attrs.items():
             held = settled(value)
             used = any(isinstance(n, ast.Attribute) and n.attr == name for n in ast.walk(getter.node))
+            if isinstance(held, Instance):
+                held = next(
+                    (v for v in map(settled, held.attrs.values()) if isinstance(v, Thing) and v.kind == "generator"), None
+                )
             if isinstance(held, Thing) and held.kind == "generator" and used and given.get("worker_init_fn") is None:
                 _say_generator(state, held, getter, name)
 
