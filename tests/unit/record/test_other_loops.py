@@ -310,3 +310,26 @@ def test_an_optimizer_whose_window_is_never_full_is_said_never_to_step(run: Call
     assert (found.rule, found.line) == ("accum-tail-dropped", 9)
     assert found.message == "`optimizer` never steps: what 8 backward passes left was cleared before it could"
     assert run(STEPLESS.replace("== 8", "== 4").replace("/ 8", "/ 4")).rules() == set()
+
+
+BUFFERED = """\
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for window in torch.randn(3, 4, 8, 4):
+    sums = [torch.zeros_like(p) for p in model.parameters()]
+    for x in window:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        for total, p in zip(sums, model.parameters()):
+            total.add_(p.grad)
+    for total, p in zip(sums, model.parameters()):
+        p.grad = total / 4
+    optimizer.step()
+"""
+
+
+def test_gradients_that_a_script_adds_up_itself_may_be_cleared_for_each_micro_batch(run: Callable[..., Any]) -> None:
+    assert run(BUFFERED).rules() == set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import ZeroGrad
+from halfstep.events.vocabulary import Clip, ZeroGrad
 from halfstep.findings.card import Card
 from halfstep.findings.finding import Found, Safety, Severity
 from halfstep.rules.listening import accumulation, hear, into_window, optimizers, windows
@@ -56,7 +56,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         return
     for optimizer in optimizers(trace):
         way = accumulation(trace, optimizer)
-        if way is None or not way.wiped:
+        if way is None or not way.wiped or any(optimizer in e.optimizers and e.divisor is None for e in _written(trace)):
             continue
         stepped = {b.stack for w in windows(trace, optimizer) if w.step for b in w.backwards}
         for event, accounts in hear(trace):
@@ -68,3 +68,8 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
                         f"`{optimizer.name}` loses the gradients of the micro-batches before: clear once a window",
                         into_window(trace, event, optimizer),
                     )
+
+
+def _written(trace: Trace) -> list[Clip]:
+    """Where the script writes gradients of its own, which it may have added up elsewhere."""
+    return [event for event in trace.of(Clip) if event.kind == "divide"]
