@@ -262,6 +262,8 @@ class Clip(Event):
     """The parameters came from a generator that was used up before."""
     divisor: Divisor | None = None
     enabled: bool = True
+    scaled: bool = False
+    """A framework has multiplied the gradients by its loss scale."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

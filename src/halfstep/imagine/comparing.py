@@ -134,7 +134,8 @@ class Comparing(State):
     def contains(self, left: Value, op: ast.cmpop, right: Value, node: ast.AST) -> Value:
         """`x in y`."""
         negated = isinstance(op, ast.NotIn)
-        if isinstance(left, (str, int, Thing, Instance)) and not isinstance(right, Items):
+        by_data = isinstance(right, Items) and (right.filtered or right.loader is not None)
+        if isinstance(left, (str, int, Thing, Instance)) and not by_data:
             if isinstance(right, str):
                 return (isinstance(left, str) and left in right) != negated
             if isinstance(right, (list, tuple, dict)):

@@ -19,10 +19,14 @@ from halfstep.imagine.values import (
     Unknown,
     Value,
     derive,
+    model_of,
     settled,
     tagged,
     tags_of,
 )
+
+MAX_LEAVES = 40
+"""Layers of a model whose parameters are told apart by their names."""
 
 
 class Interpreter(Calls, Statements, Expressions):
@@ -107,11 +111,41 @@ class Interpreter(Calls, Statements, Expressions):
         made = Items()
         owners = list(source.owners) or [source]
         for owner in owners[:8]:
+            leaves = self._leaves(owner) if source.facts.get("named") else []
+            if 2 < len(leaves) <= MAX_LEAVES:
+                made.extend(
+                    (f"{name}.{part}", self._param_of(leaf, part)) for name, leaf in leaves for part in ("weight", "bias")
+                )
+                continue
             param = self.memo.get(("param of", owner)) or self.make("param", None)
             self.memo["param of", owner] = param
             param.owners = {owner} if owner.kind == "model" else set()
             made.append(("name", param) if source.facts.get("named") else param)
         return made
+
+    def _leaves(self, model: Thing, depth: int = 0) -> list[tuple[str, Thing]]:
+        """The layers of a model of the program, by their names; none where some cannot be told."""
+        instance, layers = model.facts.get("instance"), model.facts.get("layers")
+        parts = instance.attrs if isinstance(instance, Instance) else dict(enumerate(layers)) if isinstance(layers, list) else {}
+        found: list[tuple[str, Thing]] = []
+        for name, value in parts.items() if depth < 6 else ():
+            registered = isinstance(value, (list, dict)) and ("registers", id(value)) in self.memo
+            held = list(value.items() if isinstance(value, dict) else enumerate(value)) if registered else [("", value)]
+            for key, child in held:
+                layer = model_of(child)
+                full = f"{name}.{key}".rstrip(".")
+                inner = self._leaves(layer, depth + 1) if layer is not None else []
+                found += [(f"{full}.{rest}", leaf) for rest, leaf in inner]
+                found += [(full, layer)] if layer is not None and not inner else []
+        return found
+
+    def _param_of(self, layer: Thing, part: str) -> Thing:
+        """One parameter of a layer, always the same one."""
+        param = self.memo.get(("param of", layer, part)) or self.make("param", None)
+        self.memo["param of", layer, part] = param
+        param.owners, param.facts["layer"] = {layer}, True
+        assert isinstance(param, Thing)
+        return param
 
     def _of_instance(self, source: Instance, node: ast.AST) -> Items:
         method = source.cls.lookup("__iter__")

@@ -23,7 +23,8 @@ def _framework(kind: str) -> Callable[..., Value]:
     def handler(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
         steps = settled(kwargs.get("gradient_accumulation_steps", 1 if kind == "accelerator" else None))
         window = steps if isinstance(steps, int) and steps > 1 else ACCUMULATION if isinstance(steps, Unknown) else 1
-        return state.make("framework", node, framework=kind, window=window, count=0, sync=True)
+        half = settled(kwargs.get("mixed_precision", kwargs.get("precision"))) in ("fp16", "16-mixed", 16, "16")
+        return state.make("framework", node, framework=kind, window=window, count=0, sync=True, scales=half)
 
     return handler
 
@@ -77,7 +78,19 @@ def _backward(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.
         if isinstance(window, int) and window > 1:
             value.divisors = (*value.divisors, Divisor(float(window), frozenset({"accum", "framework"}), state.place(node)))
         say_backward(state, value, node, by_framework=True)
+        thing.facts["scaled"] = thing.facts.get("scales", False)
     return None
+
+
+def _unscale(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    thing.facts["scaled"] = False
+    return None
+
+
+def scaled_inside(owners: set[Thing]) -> bool:
+    """Whether a framework has multiplied the gradients of these models by its loss scale."""
+    frameworks = (t.facts.get("prepared by") for owner in owners for t in owner.family())
+    return any(isinstance(f, Thing) and bool(f.facts.get("scaled")) for f in frameworks)
 
 
 def say_backward(state: Calls, loss: Tensor, node: ast.AST, by_framework: bool = False) -> None:
@@ -125,6 +138,7 @@ def _clip(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST)
     owners, _whole, gone = params_of(state, params)
     if thing.facts.get("framework") == "accelerator":
         thing.facts["clipped"] = True
+    thing.facts["scaled"] = False
     state.emit(Clip, node, optimizers=Reach(frozenset(owners)), kind="framework", exhausted=gone, partial=False)
     return Tensor(dtype="float", tags=frozenset({"data"}), name="norm")
 
@@ -180,6 +194,7 @@ METHODS: dict[str, Callable[..., Value]] = {
     "clip_grad_value_": _clip,
     "clip_gradients": _clip,
     "accumulate": _accumulate,
+    "unscale_gradients": _unscale,
     "no_sync": _no_sync,
     "no_backward_sync": _no_sync,
     "unwrap_model": _first,

@@ -44,7 +44,7 @@ def params_of(state: Calls, value: Value, depth: int = 0) -> tuple[set[Thing], b
     if model is not None:
         return {model}, True, False
     if isinstance(value, Thing) and value.kind == "param":
-        return set(value.owners), False, False
+        return set(value.owners), depth > 1 and bool(value.facts.get("layer")), False
     if isinstance(value, Thing) and value.kind == "optimizer":
         return set(value.owners), True, False
     if isinstance(value, dict) and "params" in value:
@@ -185,10 +185,11 @@ def _clip(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) ->
 
 def clip(state: Calls, params: Value, kind: str, node: ast.AST) -> Tensor:
     """Clip the gradients of parameters."""
+    from halfstep.imagine.library.frameworks import scaled_inside
+
     owners, whole, exhausted = params_of(state, params)
-    state.emit(
-        Clip, node, optimizers=Reach(frozenset(owners)), kind=kind, exhausted=exhausted, partial=not whole and bool(owners)
-    )
+    facts: dict[str, Value] = {"exhausted": exhausted, "partial": not whole and bool(owners), "scaled": scaled_inside(owners)}
+    state.emit(Clip, node, optimizers=Reach(frozenset(owners)), kind=kind, **facts)
     return Tensor(dtype="float", tags=frozenset({"data", "gradnorm"}), name="norm")
 
 

@@ -65,7 +65,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     for event, accounts in hear(trace):
         if not isinstance(event, Clip) or event.kind in ("divide", "framework", "scaled", "set") or event.exhausted:
             continue
-        scaled = [o for o in event.optimizers if accounts[o].scaled]
+        scaled = [o for o in event.optimizers if accounts[o].scaled or (event.scaled and accounts[o].pending)]
         if scaled:
             yield Found(
                 event.place,
@@ -75,7 +75,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
 
 
 def _fix(event: Clip, scaled: list[Ref], accounts: Accounts) -> FixRequest | None:
-    scaler = accounts[scaled[0]].pending[-1].scaler
+    scaler = accounts[scaled[0]].pending[-1].scaler if accounts[scaled[0]].pending else None
     if len(scaled) != 1 or event.place is None or scaler is None or not (scaler.name and scaled[0].name):
         return None
     return FixRequest("unscale-before", event.place, f"{scaler.name}|{scaled[0].name}")
