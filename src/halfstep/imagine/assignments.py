@@ -124,7 +124,7 @@ class Assignments(State):
             self._note_replaced(value.thing, name, new, node, known=name in value.attrs)
             value.attrs[name] = new
             self._adopt(value.thing, new, name, node)
-            changing = "epoch" in name or bool(self.loops)
+            changing = "epoch" in name or (bool(self.loops) and _reads(value.cls.node, name))
             if value.thing is not None and value.thing.kind == "dataset" and changing and self.calls[-1:] != ["__init__"]:
                 place = self.outside([value.cls], node)
                 self.emit(SetEpoch, node, place=place, target=value.thing, value=self.number("value"))
@@ -204,6 +204,11 @@ class Assignments(State):
         elif isinstance(value, Thing) and value.kind == "model":
             self._note_replaced(value, str(key), new, node, known=True)
             self._adopt(value, new, str(key), node)
+
+
+def _reads(node: ast.ClassDef, name: str) -> bool:
+    """Whether a class reads this attribute."""
+    return any(isinstance(n, ast.Attribute) and n.attr == name and isinstance(n.ctx, ast.Load) for n in ast.walk(node))
 
 
 def _adds_to(target: ast.expr, value: ast.expr) -> bool:
