@@ -186,7 +186,8 @@ def _skipping(trace: Trace, optimizer: Ref, stepped: list[Window]) -> tuple[int,
     stack = stepped[0].backwards[-1].stack
     turns = [b for b in trace.of(Backward) if b.stack == stack and optimizer in b.optimizers]
     steps = [s for s in trace.of(Step) if s.optimizer == optimizer]
-    if len(steps) >= len(turns) or not any(w.wiped for w in windows(trace, optimizer)):
+    stepping = {s.loops for s in trace.of(Step)}
+    if max(len(steps), len(stepping)) >= len(turns) or not any(w.wiped for w in windows(trace, optimizer)):
         return 1, False
     gaps = Counter(_between(turns, a, b) for a, b in itertools.pairwise([None, *steps]) if b is not None)
     size = max(gaps, key=lambda s: (gaps[s], s), default=1)

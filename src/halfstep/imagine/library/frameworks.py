@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from halfstep.events.vocabulary import Backward, Clip, Divisor
 from halfstep.imagine.library.training import params_of
 from halfstep.imagine.state import ACCUMULATION, Reach
-from halfstep.imagine.values import Tensor, Thing, Unknown, Value, derive, model_of, settled
+from halfstep.imagine.values import Function, Tensor, Thing, Unknown, Value, derive, model_of, settled
 
 if TYPE_CHECKING:
     from halfstep.imagine.calls import Calls
@@ -117,6 +117,11 @@ def say_backward(state: Calls, loss: Tensor, node: ast.AST, by_framework: bool =
         by_framework=by_framework,
     )
     reached = {m for model in loss.models for m in model.family()}
+    for param, hook, at in state.memo.get("gradient edits", []) if loss.scaler is not None else ():
+        code = hook.node if isinstance(hook, Function) else None
+        if code is not None and re.search(r"clamp|clip", ast.unparse(code)) and any(reached & o.family() for o in param.owners):
+            optimizers = Reach(frozenset(param.owners))
+            state.emit(Clip, at, optimizers=optimizers, kind="value", exhausted=False, partial=False)
     for param, hook in state.memo.get("gradient hooks", []):
         if any(reached & owner.family() for owner in param.owners):
             state.call(hook, [param], {}, node)

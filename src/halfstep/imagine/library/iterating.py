@@ -94,6 +94,8 @@ def _range(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -
     values = [state.unwrap_truth(settled(a)) for a in args]
     tags = frozenset().union(*(tags_of(v) for v in values)) if values else NO_TAGS
     bounds = [v if isinstance(v, int) else _bound(v, state) for v in values]
+    if len(values) > 1 and not isinstance(values[0], int):
+        bounds[0] = 0
     if len(values) > 2 and not isinstance(values[1], int):
         bounds[1] = bounds[0] + bounds[2] * (ACCUMULATION if "batch size" in tags_of(values[1]) else state.micro_batches)
     try:

@@ -59,6 +59,9 @@ def call(state: Calls, thing: Thing, name: str, args: Args, kwargs: Kwargs, node
     if thing.kind == "param" and name == "register_post_accumulate_grad_hook" and args:
         state.memo.setdefault("gradient hooks", []).append((thing, args[0]))
         return Unknown("hook handle")
+    if thing.kind == "param" and name == "register_hook" and args:
+        state.memo.setdefault("gradient edits", []).append((thing, args[0], node))
+        return Unknown("hook handle")
     if thing.kind == "param" and name in ("clone", "detach"):
         return Tensor(name="parameter", dtype="float", tags=frozenset({"copied weights"}))
     if thing.kind in ("param", "params"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
@@ -59,8 +60,13 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         if way is None or not (way.guarded or way.counted) or any(e.kind == "divide" for e in trace.of(Clip)):
             continue
         for window in windows(trace, optimizer):
+            turns = Counter(b.stack for b in window.backwards)
             for backward in window.backwards if window.step is not None and (window.size > 1 or way.wiped) else ():
-                if not backward.divisors and backward.reduction in ("mean", "token_mean"):
+                if (
+                    (turns[backward.stack] > 1 or way.wiped)
+                    and not backward.divisors
+                    and backward.reduction in ("mean", "token_mean")
+                ):
                     step = window.step.place if window.step is not None else None
                     fix = FixRequest("divide", backward.place, other=step) if backward.place is not None and step else None
                     yield Found(backward.place, f"the mean losses of {way.size} micro-batches are added up without division", fix)
