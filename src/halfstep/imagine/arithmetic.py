@@ -259,7 +259,7 @@ def _divisor(state: State, tensor: Tensor, left: Value, op: ast.operator, other:
         return Divisor(number, tags, place)
     if isinstance(op, ast.Mult) and "share" in tags:
         return Divisor(None, tags, place)
-    if isinstance(op, ast.Mult) and isinstance(other, (int, float)) and other > 1 and "scale" in ast.unparse(node):
+    if isinstance(op, ast.Mult) and _is_loss_scale(other, node):
         return Divisor(1 / other, tags, place)
     if isinstance(op, ast.Mult) and isinstance(other, (Ratio, float)) and 0 < other < 1 and tags & {"accum", "world"}:
         return Divisor(1 / other, tags, place)
@@ -268,6 +268,11 @@ def _divisor(state: State, tensor: Tensor, left: Value, op: ast.operator, other:
     if isinstance(op, ast.Mult) and isinstance(other, (Unknown, Count)) and "/accum" in tags:
         return Divisor(None, tags, place)
     return None
+
+
+def _is_loss_scale(factor: Value, node: ast.AST) -> bool:
+    """Whether a loss is multiplied by this to lift its gradients in FP16: by its name, or because it is so large."""
+    return isinstance(factor, (int, float)) and (factor >= 64 or (factor > 1 and "scale" in ast.unparse(node).lower()))
 
 
 def _too_small(state: State, tensor: Tensor, other: Value) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 
 from halfstep.events.trace import Trace
 from halfstep.events.vocabulary import Backward, Clip, Event, Fetch, Forward, Made, ModuleReplaced, Place, Ref, Step, ZeroGrad
@@ -160,11 +161,20 @@ class _Resolver:
         reach = draft.fields["optimizers"]
         if not isinstance(reach, Reach) or not reach.models:
             return ()
+        heard = self.backpropagated(serial)
         return tuple(
             t.ref
             for t in self.optimizers
-            if t.owners and _touches(t, reach.models) and not all(self.covered(o, reach.models) for o in t.owners)
+            if t.owners and _touches(t, reach.models) and not all(self.covered(o, reach.models) for o in t.owners if heard(o))
         )
+
+    def backpropagated(self, serial: int) -> Callable[[Thing], bool]:
+        """Whether a model may have gradients of the last loss: what was replaced, or is not yet used, has none."""
+        last = next((d for d in reversed(self.drafts[:serial]) if d.kind is Backward), None)
+        reach = last.fields["optimizers"] if last is not None else None
+        if not isinstance(reach, Reach) or not reach.models:
+            return lambda owner: True
+        return lambda owner: any(_related(owner, model) for model in reach.models)
 
 
 _WITH_PARAMETERS = re.compile(r"Linear|Conv|Embedding|LSTM|GRU|RNN|Norm|Attention|Transformer|PReLU|Bilinear")

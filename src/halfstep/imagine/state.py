@@ -269,7 +269,7 @@ class State:
         """Whether an exception in the data happens now: in a loop over micro-batches only once, else always."""
         if not self.loops:
             return True
-        turn = self.loops[-1]
+        turn = next((turn for turn in reversed(self.loops) if turn.over != "items"), self.loops[-1])
         last = next((d for d in reversed(self.drafts) if d.kind is Backward), None)
         inner = last.fields["loops"][-1].loop if last is not None and last.fields["loops"] else None
         if turn.over == "loader" or turn.index == 0 or inner == turn.loop:

@@ -190,7 +190,9 @@ def _hasattr(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str)
 
 
 def _getattr(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    value, name = settled(args[0]), args[1] if len(args) > 1 else None
+    value, name = settled(args[0]), settled(args[1]) if len(args) > 1 else None
+    if isinstance(name, Unknown) and name.has_default:
+        name = name.default
     if not isinstance(name, str):
         return Unknown("getattr")
     if isinstance(value, Instance) and name not in value.attrs and value.cls.lookup(name) is None and len(args) > 2:

@@ -50,7 +50,7 @@ def call(state: Calls, value: Tensor, name: str, args: Args, kwargs: Kwargs, nod
     if name in ("to", "cuda", "cpu", "type", "type_as"):
         return _move(state, value, name, args, kwargs, node)
     if name in ("detach", "detach_"):
-        return derive(value, grad=False, models=frozenset(), name=value.name, copied=value.copied)
+        return derive(value, grad=False, models=frozenset(), regions=(), name=value.name, copied=value.copied)
     if name in ("float", "double", "half", "bfloat16", "long", "int", "bool"):
         kinds = {"float": "float", "double": "float", "half": "half", "bfloat16": "bfloat", "bool": "bool"}
         return derive(value, dtype=kinds.get(name, "int"), copied=value.copied, rows=value.rows)

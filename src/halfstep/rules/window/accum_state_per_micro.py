@@ -56,7 +56,9 @@ def train(model, loader, accumulate=4, epochs=2):
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """Two updates of an average with backward passes between, and no step."""
-    ways = [way for way in (accumulation(trace, o) for o in optimizers(trace)) if way is not None and way.guarded]
+    ways = [
+        way for way in (accumulation(trace, o) for o in optimizers(trace)) if way is not None and (way.guarded or way.counted)
+    ]
     if not ways:
         return
     last: dict[Ref, AverageUpdate] = {}
