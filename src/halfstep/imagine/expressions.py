@@ -170,7 +170,7 @@ class Expressions(Comparing):
         parts = [settled(self.eval(p)) if p is not None else None for p in (cut.lower, cut.upper, cut.step)]
         by_rank = "rank" in tags_of(parts[0]) and parts[2] is not None
         if "world" in tags_of(parts[1]) and parts[2] is None and isinstance(value, (list, Unknown)):
-            return evened(value)
+            return evened(value, tags_of(parts) & {"rank"})
         if isinstance(value, (list, tuple, str)) and all(p is None or isinstance(p, int) for p in parts):
             got = value[slice(*parts)] if parts[2] != 0 else value
             if isinstance(value, Items):
@@ -184,7 +184,9 @@ class Expressions(Comparing):
         if isinstance(value, Tensor):
             return derive(value, tags=value.tags | tags_of(parts), rows=_rows_of(value, parts), copied=value.copied)
         if isinstance(value, (list, tuple)):
-            return value
+            made = part_of(list(value), value)
+            made.tags |= tags_of(parts) & {"rank", "world"}
+            return made
         return Unknown(
             f"{ast.unparse(node)[:40]}",
             tags_of(value) | tags_of(parts) | {"part"},

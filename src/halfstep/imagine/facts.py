@@ -53,12 +53,17 @@ def _periodic(tree: ast.Module, path: str) -> list[Fact]:
 
 
 _WARM = re.compile(r"warm", re.I)
-_TOTAL = re.compile(r"total|training_steps|max_steps|t_max|num_steps|train_steps", re.I)
+
+
+def _arguments(function: ast.FunctionDef) -> list[str]:
+    return [argument.arg for argument in function.args.args]
 
 
 def _swapped(tree: ast.Module, path: str) -> list[Fact]:
     """Calls whose warm-up and total arguments stand in each other's place."""
-    params = {n.name: [a.arg for a in n.args.args] for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
+    params = {n.name: _arguments(n) for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
+    made = ((n.name, part) for n in ast.walk(tree) if isinstance(n, ast.ClassDef) for part in n.body)
+    params |= {name: _arguments(n)[1:] for name, n in made if isinstance(n, ast.FunctionDef) and n.name == "__init__"}
     found: list[Fact] = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
@@ -70,8 +75,8 @@ def _swapped(tree: ast.Module, path: str) -> list[Fact]:
         pairs = [(p, _last(a)) for p, a in zip(names, node.args, strict=False)]
         pairs += [(k.arg, _last(k.value)) for k in node.keywords if k.arg]
         warm = next((a for p, a in pairs if _WARM.search(p)), "")
-        total = next((a for p, a in pairs if _TOTAL.search(p) and not _WARM.search(p)), "")
-        if _TOTAL.search(warm) and not _WARM.search(warm) and _WARM.search(total):
+        total = next((a for p, a in pairs if not _WARM.search(p) and _WARM.search(a)), "")
+        if warm and not _WARM.search(warm) and total:
             found.append(Fact("swapped arguments", place_of(node, path), f"`{warm}` and `{total}`"))
     return found
 

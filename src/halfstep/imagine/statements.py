@@ -16,6 +16,7 @@ from halfstep.imagine.values import (
     Scope,
     Stream,
     Tensor,
+    Thing,
     Truth,
     Unknown,
     Value,
@@ -71,20 +72,20 @@ class Statements(Definitions):
         with contextlib.suppress(ContinueLoop):
             self.run(node.body)
 
+    def begin(self, loader: Thing, at: ast.AST) -> int:
+        """A pass over a loader begins; its number."""
+        epoch = self.number(f"epoch {loader.number}") - 1
+        function, called = self.calls[-1] if self.calls else "", self._passed(getattr(at, "iter", at))
+        self.emit(EpochBegin, at, loader=loader, index=epoch, function=function, called=called)
+        return epoch
+
     def turns(self, items: Items, at: ast.AST, body: Callable[[Value], None]) -> None:
         """Run `body` once an item, with the turn noted and epochs announced."""
         loop, place = self.number("loop"), self.place(at)
         loader = items.loader
-        epoch = self.number(f"epoch {loader.number}") - 1 if loader is not None else 0
-        if loader is not None:
-            self.emit(
-                EpochBegin,
-                at,
-                loader=loader,
-                index=epoch,
-                function=self.calls[-1] if self.calls else "",
-                called=self._passed(getattr(at, "iter", at)),
-            )
+        for other in items.beside:
+            self.emit(EpochEnd, at, loader=other, index=self.begin(other, at))
+        epoch = self.begin(loader, at) if loader is not None else 0
         self.loops.append(Turn(loop, 0, place, items.over, items.tags))
         before = self.budget.steps
         try:

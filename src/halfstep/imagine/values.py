@@ -309,6 +309,8 @@ class Items(list[Value]):
     """What a loop runs over, with the loader it comes from, and whether its elements are micro-batches."""
 
     loader: Thing | None = None
+    beside: tuple[Thing, ...] = ()
+    """Other loaders that are passed over in the same loop."""
     over: str = "items"
     tags: Tags = NO_TAGS
     endless: bool = False
@@ -327,6 +329,7 @@ def items_like(values: list[Value], source: Items) -> Items:
     """Other values with the same origin."""
     made = Items(values)
     made.loader, made.over, made.tags, made.endless = source.loader, source.over, source.tags, source.endless
+    made.beside = source.beside
     return made
 
 

@@ -11,7 +11,19 @@ from halfstep.events.vocabulary import Load, MemoryFlush, Save
 from halfstep.imagine.library import iterating
 from halfstep.imagine.library.varying import varies
 from halfstep.imagine.state import OutOfBudget, Restart, Signal
-from halfstep.imagine.values import Bound, Function, Instance, Partial, Stream, Tensor, Thing, Unknown, Value, settled, tags_of
+from halfstep.imagine.values import (
+    Bound,
+    Function,
+    Instance,
+    Partial,
+    Stream,
+    Tensor,
+    Thing,
+    Unknown,
+    Value,
+    settled,
+    tags_of,
+)
 
 if TYPE_CHECKING:
     from halfstep.imagine.calls import Calls
@@ -193,6 +205,8 @@ def _dataset(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str)
     name = path.rsplit(".", 1)[-1]
     source = args[1] if name == "Subset" and len(args) > 1 else args[0] if name == "TensorDataset" and args else None
     made.facts["length"] = iterating.length_of_data(state, source, node)
+    if name == "Subset" and len(args) > 1 and "uneven" in getattr(settled(args[1]), "tags", ()):
+        state.make("strided shard", node)
     return made
 
 

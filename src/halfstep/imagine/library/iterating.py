@@ -104,10 +104,19 @@ def _range(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -
         numbers = range(state.micro_batches)
     made = Items([tagged(i, frozenset({"index"}) | (tags & {"rank"})) for i in _sample(numbers)])
     made.over, made.tags = "count", tags | ({"part"} if len(values) > 2 and tags & {"batch size", "loader"} else NO_TAGS)
+    if len(values) > 2 and "rank" in tags_of(values[0]) and not _is_even(values[1], values[2]):
+        made.tags |= {"uneven"}
     if "loader" in tags and "epochs" not in tags:
         made.over = "loader"
         made.loader = state.memo.setdefault(("range", id(node)), state.make("loader", None, name="range", given=True))
     return made
+
+
+def _is_even(stop: Value, step: Value) -> bool:
+    """Whether a stride over the ranks gives each as many."""
+    if isinstance(stop, int) and isinstance(step, int):
+        return step != 0 and stop % step == 0
+    return "world" in tags_of(stop)
 
 
 def _bound(value: Value, state: Calls) -> int:
@@ -136,7 +145,9 @@ def _zip(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> 
     first = next((s for s in sources if s.loader is not None), sources[0])
     finite = [s for s in sources if not s.endless] or sources
     length = min(len(s) for s in finite)
-    return items_like([tuple(s[min(i, len(s) - 1)] for s in sources if s) for i in range(length)], first)
+    made = items_like([tuple(s[min(i, len(s) - 1)] for s in sources if s) for i in range(length)], first)
+    made.beside = tuple(dict.fromkeys(s.loader for s in sources if s.loader is not None and s.loader is not first.loader))
+    return made
 
 
 def _iter(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
