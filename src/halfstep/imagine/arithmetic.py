@@ -52,6 +52,9 @@ RARE, SOON = 50, 6
 """What happens once in as many turns happens once in a few, or it would happen in none that are imagined."""
 FP16_SMALLEST = 6e-8
 """Constants below this are zero in FP16 (its smallest subnormal is 5.96e-8)."""
+LARGEST_HALF = 65504.0
+HUGE = "a constant beyond FP16"
+"""Name of a tensor that is one."""
 
 
 _PARTS = re.compile(
@@ -87,7 +90,8 @@ def _holds_params(value: Value) -> bool:
 def _units(left: Value, op: ast.operator, right: Value) -> Tags:
     """What a result counts: epochs times some number of which nothing is known are epochs no more."""
     mine, theirs = tags_of(left), tags_of(right)
-    of_one = "epochs" in mine ^ theirs and 1 not in (left, right)
+    other = right if "epochs" in mine else left
+    of_one = "epochs" in mine ^ theirs and other != 1
     turns = isinstance(op, ast.Mult) and of_one and "loader" not in mine | theirs
     return (mine | theirs) - {"epochs"} if turns else mine | theirs
 
@@ -195,6 +199,8 @@ def _tensors(state: State, left: Value, op: ast.operator, right: Value, node: as
     extra: dict[str, Value] = {"rows": tensor.rows, "tags": tensor.tags | (tags_of(other) & {"rank", "world", "data", "scale"})}
     if isinstance(op, (ast.Mult, ast.Div)) and "scale" in tags_of(other):
         extra["penalty"] = None
+    if isinstance(op, ast.Mult) and isinstance(other, float) and LARGEST_HALF < abs(other) < float("inf") and not tensor.grad:
+        extra["name"] = HUGE
     divisor = _divisor(state, tensor, left, op, other, node)
     if divisor is not None:
         extra["divisors"] = (*tensor.divisors, divisor)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from halfstep.events.vocabulary import (
     AverageUpdate,
+    Clip,
     Load,
     ScalerUpdate,
     SchedulerStep,
@@ -230,8 +231,12 @@ def say_step(state: Calls, optimizer: Thing, scaler: Thing | None, closure: bool
     """An optimizer steps."""
     half = tuple(m for m in optimizer.owners if _dtype(m) == "float16")
     bf16 = tuple(m for m in optimizer.owners if _dtype(m) == "bfloat16")
+    heard = len(state.drafts)
     for hook in optimizer.facts.get("before steps", []):
         state.call(hook, [optimizer, (), {}], {}, node)
+    for draft in state.drafts[heard:] if scaler is not None else ():
+        if draft.kind is Clip:  # a scaler unscales before it steps
+            draft.fields["kind"] = "framework"
     state.emit(
         Step, node, optimizer=optimizer, scaler=scaler, closure=closure, region=state.region, half_params=half, bf16_params=bf16
     )

@@ -79,6 +79,8 @@ def call(state: Calls, value: Tensor, name: str, args: Args, kwargs: Kwargs, nod
         return derive(value, grad=value.grad or leaf, name="parameter" if leaf else value.name)
     if name in ("pin_memory", "share_memory_"):
         return value
+    if name.startswith("new_"):
+        return Tensor(dtype=value.dtype, device=value.device)
     if name in OPERATORS and args:
         return arithmetic(state, value, OPERATORS[name], settled(args[0]), node)
     if name.endswith("_") and name[:-1] in OPERATORS and args:
@@ -116,7 +118,8 @@ def _move(state: Calls, value: Tensor, name: str, args: Args, kwargs: Kwargs, no
         kind = str(settled(args[0]).name).split(".")[0]
         same = kind if kind in ("half", "float", "bfloat") else value.dtype
     else:
-        same = value.dtype
+        like = settled(args[0]) if args else None
+        same = like.dtype if isinstance(like, Tensor) else value.dtype
     lagging = kwargs.get("non_blocking") is True or (name in ("to",) and len(args) > 1 and args[1] is True)
     unknown_device = target is None and bool(args) and dtype is None and isinstance(settled(args[0]), (Unknown, Thing))
     if target is not None or unknown_device:

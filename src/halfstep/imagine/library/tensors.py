@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from halfstep.events.vocabulary import Loss, Numeric, RandomDraw
-from halfstep.imagine.arithmetic import check_half_reduction, region_dtype, say_small_guard
+from halfstep.events.vocabulary import Divisor, Loss, Numeric, RandomDraw
+from halfstep.imagine.arithmetic import HUGE, LARGEST_HALF, check_half_reduction, region_dtype, say_small_guard
 from halfstep.imagine.library.training import edit_gradients
 from halfstep.imagine.values import NO_TAGS, Tensor, Thing, Unknown, Value, derive, flat, model_of, settled, tags_of
 
@@ -58,7 +58,6 @@ CAST_UP = {
     "binary_cross_entropy_with_logits",
 }
 ROOTS = {"log", "sqrt", "rsqrt", "reciprocal", "log2", "log10"}
-LARGEST_HALF = 65504.0
 LOSS_NAMES = re.compile(r"(_loss|cross_entropy|binary_cross_entropy\w*|kl_div|_error)$")
 
 
@@ -121,9 +120,6 @@ def _typed(state: Calls, made: Tensor, first: Tensor, name: str, inputs: Args, k
     return made
 
 
-HUGE = "a constant beyond FP16"
-
-
 def _finfo(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     """The limits of a dtype that the program names."""
     name = dtype_name(args[0]) if args else None
@@ -166,8 +162,10 @@ def _function(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str
         state.emit(RandomDraw, node)
     if name.startswith("_foreach_") and name.endswith("_"):
         owners = {m for t in flat(args[:1]) if isinstance(t, Tensor) and "gradient" in t.tags for m in t.models}
+        by = settled(args[1]) if len(args) > 1 else None
         if owners:
-            edit_gradients(state, owners, None, node)
+            divisor = Divisor(float(by) if isinstance(by, int | float) else None, tags_of(by), state.place(node))
+            edit_gradients(state, owners, divisor if name == "_foreach_div_" else None, node)
     return apply(state, name, args, kwargs, node)
 
 
@@ -317,7 +315,10 @@ def _autograd_grad(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path
 
     outputs = args[0] if args else kwargs.get("outputs")
     tensors = [v for v in flat([outputs]) if isinstance(v, Tensor)]
-    made = derive(*tensors) if tensors else Tensor(grad=True)
+    state.emit(Numeric, node, kind="gradients of inputs")
+    kept = kwargs.get("create_graph")
+    made = derive(*tensors) if tensors else Tensor()
+    made.grad = isinstance(settled(kept), Unknown) or (kept is not None and state.truth(kept, node))
     if made.scaler is not None:
         made.penalty, made.scaler = state.place(node), None
     made.divisors, made.dtype = (), None

@@ -62,7 +62,8 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         return
     incomplete = False
     for event in trace.of(Save):
-        if "optimizer" in event.states and not event.states & {"scaler", "?"}:
+        beside = frozenset().union(*(e.states for e in trace.of(Save) if e.stack[:-1] == event.stack[:-1]))
+        if "optimizer" in event.states and "?" not in event.states and "scaler" not in beside:
             step = next(s.place for s in trace.of(Step) if s.scaler is not None)
             fix = FixRequest("save-state", event.place, "scaler", step) if event.place and step and len(scalers) == 1 else None
             place = event.written or event.place

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Backward, EpochBegin, EpochEnd, Forward
+from halfstep.events.vocabulary import Backward, EpochBegin, EpochEnd, Forward, Numeric
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
@@ -83,13 +83,13 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     begin: EpochBegin | None = None
     first: Forward | None = None
     trained = {m for b in trace.of(Backward) for m in b.models}
-    for event in trace.of(EpochBegin, Forward, Backward, EpochEnd):
+    for event in trace.of(EpochBegin, Forward, Backward, EpochEnd, Numeric):
         if isinstance(event, EpochBegin):
             begin, first = event, None
         elif isinstance(event, Forward):
             first = first or (event if event.grad_enabled else None)
-        elif isinstance(event, Backward):
-            begin = None
+        elif isinstance(event, Backward | Numeric):
+            begin = None if isinstance(event, Backward) or event.kind == "gradients of inputs" else begin
         elif begin is not None and first is not None and first.model in trained:
             if any(map(NAMES.search, (begin.loader.name, begin.function, begin.called))):
                 fix = FixRequest("no-grad", begin.place) if begin.place is not None else None
