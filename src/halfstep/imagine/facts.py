@@ -56,14 +56,16 @@ _WARM = re.compile(r"warm", re.I)
 
 
 def _arguments(function: ast.FunctionDef) -> list[str]:
-    return [argument.arg for argument in function.args.args]
+    """The names of its parameters, but for the object that a method is of."""
+    return [argument.arg for argument in function.args.args if argument.arg not in ("self", "cls")]
 
 
 def _swapped(tree: ast.Module, path: str) -> list[Fact]:
     """Calls whose warm-up and total arguments stand in each other's place."""
-    params = {n.name: _arguments(n) for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
+    functions = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name != "__init__")
+    params = {n.name: _arguments(n) for n in functions}
     made = ((n.name, part) for n in ast.walk(tree) if isinstance(n, ast.ClassDef) for part in n.body)
-    params |= {name: _arguments(n)[1:] for name, n in made if isinstance(n, ast.FunctionDef) and n.name == "__init__"}
+    params |= {name: _arguments(n) for name, n in made if isinstance(n, ast.FunctionDef) and n.name == "__init__"}
     found: list[Fact] = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):

@@ -269,9 +269,9 @@ class State:
         """Whether an exception in the data happens now: in a loop over micro-batches only once, else always."""
         if not self.loops:
             return True
-        turn = next((turn for turn in reversed(self.loops) if turn.over != "items"), self.loops[-1])
         last = next((d for d in reversed(self.drafts) if d.kind is Backward), None)
         inner = last.fields["loops"][-1].loop if last is not None and last.fields["loops"] else None
+        turn = next((turn for turn in self.loops if turn.loop == inner), self.loops[-1])
         if turn.over == "loader" or turn.index == 0 or inner == turn.loop:
             return turn.index == max(2, self.largest_window) - 1
         return True

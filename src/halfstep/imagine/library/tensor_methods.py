@@ -111,7 +111,7 @@ def _edit_gradient(state: Calls, value: Tensor, name: str, args: Args, node: ast
 def _move(state: Calls, value: Tensor, name: str, args: Args, kwargs: Kwargs, node: ast.AST) -> Tensor:
     target = "cpu" if name == "cpu" else "cuda" if name == "cuda" else None
     for arg in [*args, *kwargs.values()]:
-        target = target or tensors.device_name(arg) if not isinstance(arg, bool) else target
+        target = target or tensors.usual_device(arg) if not isinstance(arg, bool) else target
     dtype = next((d for d in (tensors.dtype_name(a) for a in [*args, kwargs.get("dtype")]) if d in _DTYPES), None)
     if isinstance(settled(args[0]) if args else None, Unknown) and str(getattr(settled(args[0]), "name", "")).endswith(".dtype"):
         dtype = None

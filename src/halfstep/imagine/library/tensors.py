@@ -302,6 +302,14 @@ def device_name(value: Value) -> str | None:
     return None
 
 
+def usual_device(value: Value) -> str | None:
+    """The same, or what a parameter or an option is without the user's word."""
+    known, value = device_name(value), settled(value)
+    if known is None and isinstance(value, Unknown) and value.has_default and isinstance(value.default, str):
+        return value.default.split(":")[0]
+    return known
+
+
 def _device(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     value = args[0] if args else kwargs.get("type")
     made = state.make("device", node, type=device_name(value) or (value if isinstance(value, Unknown) else None))
