@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+import torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset, Subset
 from torch.utils.data import dataloader as torch_dataloader
 from torch.utils.data.distributed import DistributedSampler
 
@@ -62,8 +63,16 @@ def _loader_facts(rec: Recorder, given: dict[str, Any], here: Here) -> dict[str,
         "drop_last": bool(given.get("drop_last", False)),
         "persistent": bool(given.get("persistent_workers", False)),
         "worker_init": given.get("worker_init_fn") is not None,
-        "tags": frozenset(),
+        "tags": frozenset({"rank"} if _is_shard(dataset) else ()),
     }
+
+
+def _is_shard(dataset: Any) -> bool:
+    """Whether these are as few of a data set's samples as one rank gets."""
+    if not isinstance(dataset, Subset) or not dist.is_initialized():
+        return False
+    ranks = dist.get_world_size()
+    return ranks > 1 and ranks * (len(dataset) - 1) < len(dataset.dataset)  # type: ignore[arg-type]  # torch's Dataset has no length
 
 
 def _weak(thing: Any) -> bool:
@@ -106,6 +115,15 @@ def _telling(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
     return set_epoch
 
 
+def _say_moved(rec: Recorder, here: Here, loader: Known, sampler: Any) -> None:
+    """A sampler whose epoch is another than at the last pass was told it, however that was done."""
+    if not isinstance(sampler, DistributedSampler):
+        return
+    before, loader.facts["epoch"] = loader.facts.get("epoch"), sampler.epoch
+    if before is not None and before != sampler.epoch:
+        rec.say(SetEpoch, here, target=rec.objects.known(sampler, "sampler", here.place).ref, value=sampler.epoch)
+
+
 def _beginning(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
     def __iter__(self: DataLoader[Any]) -> Any:  # noqa: N807
         if not rec.hears:
@@ -118,6 +136,7 @@ def _beginning(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any
             index = known.facts["passes"] = known.facts.get("passes", -1) + 1
             known.facts["micro"] = 0
             if not rec.resting:
+                _say_moved(rec, here, known, self.sampler)
                 rec.say(EpochBegin, here, loader=known.ref, index=index, function=here.function)
         iterator = original(self)
         iterator._halfstep = known

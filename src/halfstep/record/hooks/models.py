@@ -100,7 +100,7 @@ def model_known(rec: Recorder, module: nn.Module, here: Here) -> Known:
             buffers=next(module.buffers(), None) is not None,
         )
         rec.objects.hold(known.ref, module, wrapper=known.facts.get("wrapper") == "ddp")
-        if first is not None and first.dtype is torch.float16:
+        if any(p.dtype is torch.float16 and p.requires_grad for p in module.parameters()):
             rec.half_models.add(known.ref)
     return known
 

@@ -245,6 +245,10 @@ def _reading_scale(original: Callable[..., Any], rec: Recorder) -> Callable[...,
 # --- clipping ---
 
 
+SCALED_LIMIT = 64.0
+"""Nobody clips true gradients to so much: the limit was multiplied by the loss scale, as the gradients are."""
+
+
 def _clipping(original: Callable[..., Any], rec: Recorder, kind: str) -> Callable[..., Any]:
     def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         if not rec.notes or rec.quiet:
@@ -257,7 +261,9 @@ def _clipping(original: Callable[..., Any], rec: Recorder, kind: str) -> Callabl
             here = rec.here()
             _say_edited(rec, tuple(owners), here)
             partial = tuple(o for o in owners if _left_out(rec, o, given))
-            rec.say(Clip, here, optimizers=tuple(owners), kind=kind, partial=partial, exhausted=empty)
+            limit = args[0] if args else next(iter(kwargs.values()), None)
+            how = "scaled" if isinstance(limit, float) and limit >= SCALED_LIMIT else kind
+            rec.say(Clip, here, optimizers=tuple(owners), kind=how, partial=partial, exhausted=empty)
         return original((p for p in given) if empty else given, *args, **kwargs)
 
     return clip
