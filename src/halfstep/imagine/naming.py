@@ -18,7 +18,8 @@ _INDEX = re.compile(
 )
 
 MODEL = re.compile(
-    r"(^|[._])(model|net|network|encoder|decoder|backbone|generator|discriminator|critic|actor|policy|unet|vae|student|teacher|netg|netd|net_g|net_d|g|d)(_?\w{0,6})?$",
+    r"(^|[._])(model|net|network|encoder|decoder|backbone|generator|discriminator|critic|actor|policy|unet|vae|student|teacher|netg|netd|net_g|net_d)(_?\w{0,6})?$"
+    r"|(^|[._])(g|d)(_\w{1,6}|\d)?$",
     re.I,
 )
 """Names that people give to models."""

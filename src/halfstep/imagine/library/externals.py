@@ -155,6 +155,8 @@ def call_unknown(state: Calls, func: Unknown, args: list[Value], kwargs: dict[st
     inputs = [*args, *kwargs.values()]
     if MAIN.search(last):
         return Unknown(last, frozenset({"main"}))
+    if last == "synchronize":
+        state.memo["synchronized"] = state.number("time")
     if last in ("all", "any", "item", "bool") and "data" in func.tags:
         return Unknown(func.name, func.tags, normal=func.normal, loaders=func.loaders)
     if MODEL.search(func.name) and func.owner is None and inputs:
