@@ -50,11 +50,10 @@ def train(model, loader, epochs=2):
 
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
-    """FP16 parameters in an optimizer that steps, or in a loss that is backpropagated again and again; once may be a test."""
-    steps = any(trace.of(Step))
+    """FP16 parameters in an optimizer that steps, or in a loss of which an optimizer gets the gradients."""
     for event in trace.of(Step, Backward):
         for model in event.half_params:
-            if isinstance(event, Step) or (not event.by_framework and (steps or (event.loops and not trace.repeated))):
+            if isinstance(event, Step) or (event.optimizers and not event.by_framework):
                 place = _place(trace, model, event)
                 fix = FixRequest("keep-fp32", place, model.name) if place is not None else None
                 yield Found(place, f"`{model.name}` is trained with parameters stored in FP16", fix)

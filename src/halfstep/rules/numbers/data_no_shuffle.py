@@ -52,7 +52,7 @@ def train(model, train_set, epochs=2):
 
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
-    """A loader without shuffling or sampler that feeds backward passes."""
+    """A loader without shuffling or sampler that feeds backward passes, and is not replaced by one that shuffles."""
     current: Ref | None = None
     fed: Counter[Ref] = Counter()
     for event in trace.of(EpochBegin, Backward):
@@ -61,11 +61,19 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         elif current is not None and in_loader_loop(event):
             fed[current] += 1
             current = None
+    shuffled = {made.what.name for made in trace.of(Made) if made.what.kind == "loader" and made.facts.get("shuffle")}
     for made in trace.of(Made):
         facts = made.facts
         plain = not any(facts.get(name) for name in ("shuffle", "sampler", "batch_sampler", "iterable", "open arguments"))
         named = "train" in f"{facts.get('dataset name')} {made.what.name}".lower()
         known = named or (facts.get("map style") and fed[made.what] > 1)
-        if made.what.kind == "loader" and fed[made.what] and plain and known and not made.what.escaped:
+        if (
+            made.what.kind == "loader"
+            and fed[made.what]
+            and plain
+            and known
+            and made.what.name not in shuffled - {""}
+            and not made.what.escaped
+        ):
             fix = FixRequest("keyword", made.place, "shuffle=True") if made.place else None
             yield Found(made.place, f"`{made.what.name or 'this loader'}` trains in a fixed order", fix)
