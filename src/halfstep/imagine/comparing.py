@@ -69,6 +69,9 @@ class Comparing(State):
         if isinstance(left, Tensor) or isinstance(right, Tensor):
             parents = [v for v in (left, right) if isinstance(v, Tensor)]
             return derive(*parents, grad=False, dtype="bool", tags=tags | {"data"})
+        everywhere = _same_on_all_ranks(left, op, right)
+        if everywhere is not None:
+            return everywhere
         left, right = self._as_rank(left, node), self._as_rank(right, node)
         if {"world", "option"} <= tags and 1 in (left, right):
             alone = compare_numbers(left, op, right)
@@ -82,8 +85,7 @@ class Comparing(State):
 
     def _as_rank(self, value: Value, node: ast.AST) -> Value:
         """The rank of this world, if that is what a value is."""
-        is_rank = isinstance(value, Unknown) and "rank" in value.tags and "data" not in value.tags
-        return self.rank(node) if is_rank else value
+        return self.rank(node) if _is_rank(value) else value
 
     def compare_unknown(self, left: Value, op: ast.cmpop, right: Value, node: ast.Compare) -> Value:
         """A comparison whose sides are not both known: a flag, or a condition on data."""
@@ -125,6 +127,8 @@ class Comparing(State):
         if left is not None and right is not None:
             same = left is right or (isinstance(left, External) and isinstance(right, External) and left.path == right.path)
             return same != negated
+        if _is_rank(value) and not value.has_default:
+            return negated  # every rank has its number
         if isinstance(value, Unknown):
             read = "loaded" in value.tags or ("data" in value.tags and not value.has_default)
             given = read or self.truth_of_unknown(value, node)
@@ -175,6 +179,21 @@ class Comparing(State):
         usual = bool(value.default) if value.has_default else not usually_off(value.name)
         kind = "device" if "device" in value.tags else "flag"
         return self.flag(value.name, usual, node, kind)
+
+
+def _is_rank(value: Value) -> bool:
+    return isinstance(value, Unknown) and "rank" in value.tags and "data" not in value.tags
+
+
+def _same_on_all_ranks(left: Value, op: ast.cmpop, right: Value) -> bool | None:
+    """The answer where every rank gives the same: `rank != -1` asks whether there are ranks."""
+    if _is_rank(left) and isinstance(right, int):
+        answers = {compare_numbers(rank, op, right) for rank in (0, 1, 7)}
+    elif _is_rank(right) and isinstance(left, int):
+        answers = {compare_numbers(left, op, rank) for rank in (0, 1, 7)}
+    else:
+        return None
+    return answers.pop() if len(answers) == 1 else None
 
 
 def _some(left: Value, op: ast.cmpop, right: Value) -> bool:

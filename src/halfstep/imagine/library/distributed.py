@@ -58,6 +58,8 @@ def _collective(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: s
     state.emit(Collective, node, kind=kind)
     table = settled(args[0]) if args else None
     if kind in SYNCING_OBJECTS and isinstance(table, list):
+        for sent in (each for each in table if isinstance(each, Unknown)):
+            sent.tags = (sent.tags - {"rank"}) | {"synced"}
         table[:] = [Unknown("agreed", frozenset({"data", "synced"})) for _ in table]
     for value in flat(args):
         if isinstance(value, (Tensor, Unknown)) and kind in SYNCING:

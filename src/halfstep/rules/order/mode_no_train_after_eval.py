@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
@@ -74,6 +75,9 @@ def train(loader, val_loader, epochs=2):
     fix=Safety.UNSAFE,
 )
 
+BESIDE = re.compile(r"(^|[._])(ref|reference|teacher|target|ema|reward)(_|$)", re.I)
+"""Names of models that are meant to stay in evaluation mode beside the one that is trained."""
+
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """Training in evaluation mode of a model that was trained in the other mode before, or was only just evaluated."""
@@ -90,7 +94,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             trained.update(m for m in event.models if m not in event.eval_mode)
             for model in event.eval_mode:
                 mode = switched.get(model) or next(iter(switched.values()), None)
-                if mode is not None and model in trained and mode.loops:
+                if mode is not None and model in trained and mode.loops and not BESIDE.search(model.name):
                     since = mode.place.line if mode.place is not None else "?"
                     yield Found(
                         _forward(trace, event, model) or call_site(mode, event),

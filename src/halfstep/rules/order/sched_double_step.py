@@ -51,7 +51,9 @@ def train(model, loader, epochs=2):
 
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
-    """Two moves from different places with no step between."""
+    """Two moves from different places with no step between, in a program that steps."""
+    if not trace.has(Step):
+        return
     last: dict[Ref, SchedulerStep] = {}
     for event in trace.of(SchedulerStep, Step):
         if isinstance(event, Step):

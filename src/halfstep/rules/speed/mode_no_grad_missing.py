@@ -90,7 +90,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             first = first or (event if event.grad_enabled else None)
         elif isinstance(event, Backward | Numeric):
             begin = None if isinstance(event, Backward) or event.kind == "gradients of inputs" else begin
-        elif begin is not None and first is not None and first.model in trained:
+        elif begin is not None and first is not None and first.model in trained and not trace.fact(first.model, "partly frozen"):
             if any(map(NAMES.search, (begin.loader.name, begin.function, begin.called))):
                 fix = FixRequest("no-grad", begin.place) if begin.place is not None else None
                 yield Found(begin.place, "validation builds graphs: use `torch.no_grad()`", fix)
