@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from halfstep.events.vocabulary import Backward, Divisor, HostRead, Place, Ref
+from halfstep.events.vocabulary import Backward, Divisor, HostRead, Numeric, Place, Ref
 from halfstep.record.graph import Reading, marked, read
 from halfstep.record.patches import Patches
 from halfstep.record.places import Here
@@ -40,7 +40,18 @@ def install(patches: Patches, rec: Recorder) -> None:
     """Hear backward passes."""
     lines: dict[int, _Line] = {}
     patches.wrap(torch.autograd, "backward", lambda original: _backing(original, rec, lines))
+    patches.wrap(torch.autograd, "grad", lambda original: _asking(original, rec))
     patches.wrap(torch.Tensor, "item", lambda original: _reading(original, rec))
+
+
+def _asking(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
+    def grad(*args: Any, **kwargs: Any) -> Any:
+        if rec.notes and not rec.quiet and not rec.inside:
+            with rec.safe:
+                rec.say(Numeric, rec.here(), kind="gradients of inputs")
+        return original(*args, **kwargs)
+
+    return grad
 
 
 def _backing(original: Callable[..., Any], rec: Recorder, lines: dict[int, _Line]) -> Callable[..., Any]:

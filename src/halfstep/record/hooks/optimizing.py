@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from halfstep.events.vocabulary import Clip, Load, Ref, ScaleLoss, ScaleRead, ScalerUpdate, SchedulerStep, Step, Unscale
 from halfstep.record.graph import mark
 from halfstep.record.hooks.backward import edited
+from halfstep.record.objects import Known
 from halfstep.record.patches import Patches
 from halfstep.record.places import NOWHERE, Here
 from halfstep.record.recorder import Recorder
@@ -26,7 +27,7 @@ def install(patches: Patches, rec: Recorder) -> None:
     patches.wrap(optimizer, "__init__", lambda original: _making_optimizer(original, rec))
     patches.wrap(optimizer, "add_param_group", lambda original: _adding(original, rec))
     patches.wrap(optimizer, "zero_grad", lambda original: _clearing(original, rec))
-    patches.wrap(optimizer, "load_state_dict", lambda original: _loading(original, rec))
+    patches.wrap(optimizer, "load_state_dict", lambda original: _loading(original, rec, rec.optimizer))
     patches.keep(register_optimizer_step_pre_hook(lambda *given: _step_begins(rec, *given)))
     patches.keep(register_optimizer_step_post_hook(lambda *given: _step_ended(rec, *given)))
     scaler = torch.amp.grad_scaler.GradScaler
@@ -36,6 +37,7 @@ def install(patches: Patches, rec: Recorder) -> None:
     patches.wrap(scaler, "step", lambda original: _stepping(original, rec))
     patches.wrap(scaler, "update", lambda original: _updating(original, rec))
     patches.wrap(scaler, "get_scale", lambda original: _reading_scale(original, rec))
+    patches.wrap(scaler, "load_state_dict", lambda original: _loading(original, rec, _scaler_of(rec)))
     for name, kind in (("clip_grad_norm_", "norm"), ("clip_grad_value_", "value")):
         for owner in (clip_grad, torch.nn.utils):
             patches.wrap(owner, name, lambda original, kind=kind: _clipping(original, rec, kind))  # type: ignore[misc]
@@ -90,12 +92,16 @@ def _clearing(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]
     return zero_grad
 
 
-def _loading(original: Callable[..., Any], rec: Recorder) -> Callable[..., Any]:
+def _scaler_of(rec: Recorder) -> Callable[[Any, Here], Known]:
+    return lambda scaler, here: rec.objects.known(scaler, "scaler", here.place)
+
+
+def _loading(original: Callable[..., Any], rec: Recorder, known: Callable[[Any, Here], Known]) -> Callable[..., Any]:
     def load_state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
         if rec.hears:
             with rec.safe:
                 here = rec.here()
-                rec.say(Load, here, target=rec.optimizer(self, here).ref)
+                rec.say(Load, here, target=known(self, here).ref)
         return original(self, *args, **kwargs)
 
     return load_state_dict
