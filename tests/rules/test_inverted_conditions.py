@@ -66,7 +66,7 @@ def _is_held(rule: Rule, code: CodeType) -> bool:
     inverted = Rule(rule.card, check)
     try:
         return bool(judge(_story(rule.card.instead), (inverted,))) or not judge(_story(rule.card.example), (inverted,))
-    except Exception:
+    except Exception:  # whatever the inverted rule meets: its card's test fails of it, too
         return True
 
 

@@ -104,9 +104,10 @@ class _Resolver:
 
     def cleared(self, named: tuple[Ref, ...]) -> tuple[Ref, ...]:
         """What never steps and was taken for an optimizer may as well be the model of any whose parameters are not known."""
-        if not named or {*named} & self.stepping or any(ref not in {t.ref for t in self.vague} for ref in named):
+        vague = [t.ref for t in self.vague]
+        if not named or {*named} & self.stepping or not {*named} <= {*vague}:
             return named
-        return tuple(dict.fromkeys([*named, *(t.ref for t in self.vague)]))
+        return tuple(dict.fromkeys([*named, *vague]))
 
     def untrained(self, model: Thing) -> bool:
         """Whether this layer is surely meant to be trained and is in no optimizer of the run."""

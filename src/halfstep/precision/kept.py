@@ -22,14 +22,12 @@ from halfstep import __version__
 from halfstep.config.choice import Choice
 from halfstep.config.options import Precision
 from halfstep.measure.cache_folder import cache_dir
+from halfstep.measure.checksums import checksums
 from halfstep.measure.rate_cache import machine_of, write_whole
-
-INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By their size in bytes."""
 
 
 def key_of(model: nn.Module, batch: Mapping[str, Tensor], loss: object, device: torch.device) -> str:
-    """A digest of all that a trial depends on, but for how busy the machine is.
+    """A digest of all that a trial depends on, but for how busy the machine is; tensors count by the sums of their bits.
 
     Args:
         model: on its device.
@@ -38,12 +36,10 @@ def key_of(model: nn.Module, batch: Mapping[str, Tensor], loss: object, device: 
         device: where the model is.
     """
     tensors: list[Tensor] = [*model.parameters(), *model.buffers(), *batch.values()]
-    with torch.no_grad():
-        sums = [each.contiguous().view(-1).view(INTEGERS[each.element_size()]).sum(dtype=torch.int64).cpu() for each in tensors]
     asked = [parameter.requires_grad for parameter in model.parameters()]
     machine = (machine_of(device), __version__)
     shapes = [(tuple(each.shape), str(each.dtype)) for each in tensors]
-    about = (machine, repr(model), _attention(model), repr(loss), list(batch), shapes, asked, [int(each) for each in sums])
+    about = (machine, repr(model), _attention(model), repr(loss), list(batch), shapes, asked, checksums(tensors))
     return hashlib.sha256(repr(about).encode()).hexdigest()[:32]
 
 

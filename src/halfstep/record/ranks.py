@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from halfstep.events.vocabulary import EpochBegin, Place
+from halfstep.measure.checksums import checksums
 from halfstep.record.recorder import Listener, Recorder
 
 EVERY = 256
@@ -22,7 +23,6 @@ MOST_INPUTS_ON_DEVICE = 8
 FIRST_UPDATES = 4
 """Updates whose random states and gradients are noted."""
 BYTES = 16_384
-_SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Meter(Listener):
         self._updates += 1
         number, shared = self._updates, self.shared
         if number & (number - 1) == 0 or number % EVERY == 0:
-            shared.checksums[number] = checksums(list(self._names.values()))
+            shared.checksums[number] = checksums(self._names.values())
         if number <= FIRST_UPDATES:
             epochs = sum(draft.kind is EpochBegin for draft in self._recorder.tape.head)
             shared.random.append((epochs, fingerprint(torch.get_rng_state())))
@@ -160,9 +160,3 @@ def fingerprint(tensor: Tensor) -> int:
     flat = tensor.detach().reshape(-1)
     flat = flat[: BYTES // flat.element_size()].contiguous().view(torch.uint8).cpu()
     return zlib.crc32(flat.numpy().tobytes())
-
-
-def checksums(tensors: list[Tensor]) -> tuple[int, ...]:
-    """The sum of the bits of each tensor, read once for all."""
-    sums = [t.detach().contiguous().view(_SAME_SIZE[t.element_size()]).sum(dtype=torch.int64) for t in tensors]
-    return tuple(torch.stack([s.cpu() for s in sums]).tolist()) if sums else ()

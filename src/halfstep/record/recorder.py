@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Iterable
@@ -100,6 +101,8 @@ class Recorder:
     current: Pass | None = None
     stepping: Ref | None = None
     """The scaler through which an optimizer steps now."""
+    scale_read: float = math.inf
+    """The loss scale that the script has last asked for; infinite where it never has."""
     quiet: int = 0
     """Depth of library calls whose inner calls are part of them."""
     updates: int = 0

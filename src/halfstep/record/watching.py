@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from halfstep.distributed.env import launch_name, world
+from halfstep.errors import UsageError
 from halfstep.record.probing import Asked
 from halfstep.record.processes import Process, children, wait_for_children
 from halfstep.record.programs import ASKED
@@ -85,4 +86,8 @@ def _folder() -> Path:
     safe = re.sub(r"\W+", "-", f"{getpass.getuser()}-{launch}")
     folder = Path(tempfile.gettempdir()) / f"halfstep-watch-{safe}"
     folder.mkdir(mode=0o700, exist_ok=True)
+    if hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
+        raise UsageError(
+            f"{folder} belongs to another user, and what lies there is not trusted: set TMPDIR to a folder of yours."
+        )
     return folder

@@ -86,13 +86,21 @@ def test_a_right_program_has_no_fault(run: Callable[..., Any], text: str) -> Non
     [
         (SCALED_LIMIT, SCALED_LIMIT.replace("0.5 * scaler.get_scale()", "0.5"), "amp-clip-before-unscale"),
         (
+            SCALED_LIMIT,
+            SCALED_LIMIT.replace("init_scale=512.0", "init_scale=65536.0").replace(
+                "    nn.utils.clip_grad_norm_(model.parameters(), 0.5 * scaler.get_scale())",
+                "    print(scaler.get_scale())\n    nn.utils.clip_grad_norm_(model.parameters(), 100.0)",
+            ),
+            "amp-clip-before-unscale",
+        ),
+        (
             HALF_AND_FROZEN,
             HALF_AND_FROZEN.replace(".half().requires_grad_(False)", ".half()").replace("torch.no_grad()", "torch.enable_grad()"),
             "amp-half-params",
         ),
         (OWN_EPOCHS, OWN_EPOCHS.replace("self.epoch += 1", "pass"), "ddp-no-set-epoch"),
     ],
-    ids=["limit", "trained", "one order"],
+    ids=["limit", "large limit", "trained", "one order"],
 )
 def test_the_fault_that_it_looks_like_is_found(run: Callable[..., Any], before: str, after: str, rule: str) -> None:
     assert before != after

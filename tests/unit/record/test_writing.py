@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from halfstep.errors import UsageError
 from halfstep.record.running import Ending
 from halfstep.record.session import Session
 from halfstep.record.termination import Termination
@@ -50,3 +51,20 @@ def test_a_finding_is_the_exit_code_but_not_under_a_launcher(
         monkeypatch.setenv(name, value)
     (tmp_path / "train.py").write_text("")
     assert watch(str(tmp_path / "train.py"), [], module=False, report=lambda ending, heard: 1) == code
+
+
+def test_a_folder_of_another_user_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "here", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("getpass.getuser", lambda: "me")
+    monkeypatch.setattr("os.getuid", lambda: -1)
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(UsageError) as error:
+        watch(str(tmp_path / "train.py"), [], module=False, report=lambda ending, heard: 0)
+    assert str(error.value) == (
+        f"{tmp_path}/halfstep-watch-me-here-1- belongs to another user, and what lies there is not trusted: "
+        "set TMPDIR to a folder of yours."
+    )

@@ -65,7 +65,7 @@ def _loader(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) 
         "persistent": state.truth(given.get("persistent_workers", False), node),
         "worker_init": given.get("worker_init_fn") is not None,
         "open arguments": "**" in given,
-        "varies": bool(state.loops) and varies(node, state.module.tree),
+        "varies": bool(state.loops) and _varies(state, node),
         "tags": tags_of(dataset) | tags_of(sampler),
     }
     facts["length"], facts["short last"] = None, False
@@ -88,6 +88,13 @@ def _sample(state: Calls, sampler: Instance, node: ast.AST) -> None:
     method = sampler.cls.lookup("__iter__")
     if isinstance(method, Function):
         _quietly(state, Bound(sampler, "__iter__", method), [], node)
+
+
+def _varies(state: Calls, node: ast.AST) -> bool:
+    key = ("varies", id(node))
+    if key not in state.memo:
+        state.memo[key] = isinstance(node, ast.expr) and varies(node, state.module.tree)
+    return state.memo[key] is True
 
 
 def has_workers(loader: Thing) -> bool:

@@ -243,7 +243,10 @@ def _reading_scale(original: Callable[..., Any], rec: Recorder) -> Callable[...,
         if rec.notes and self.is_enabled():
             with rec.safe:
                 rec.say(ScaleRead, rec.here())
-        return float(original(self))
+        scale = float(original(self))
+        if self.is_enabled():
+            rec.scale_read = scale
+        return scale
 
     return get_scale
 
@@ -251,8 +254,8 @@ def _reading_scale(original: Callable[..., Any], rec: Recorder) -> Callable[...,
 # --- clipping ---
 
 
-SCALED_LIMIT = 64.0
-"""Nobody clips true gradients to so much: the limit was multiplied by the loss scale, as the gradients are."""
+SHARE_OF_SCALE = 0.01
+"""A limit of so much of the loss scale that the script has read was multiplied by it, as the gradients are."""
 
 
 def _clipping(original: Callable[..., Any], rec: Recorder, kind: str) -> Callable[..., Any]:
@@ -267,8 +270,8 @@ def _clipping(original: Callable[..., Any], rec: Recorder, kind: str) -> Callabl
             here = rec.here()
             _say_edited(rec, tuple(owners), here)
             partial = tuple(o for o in owners if _left_out(rec, o, given))
-            limit = args[0] if args else next(iter(kwargs.values()), None)
-            how = "scaled" if isinstance(limit, float) and limit >= SCALED_LIMIT else kind
+            limit = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value"))
+            how = "scaled" if isinstance(limit, float) and limit >= SHARE_OF_SCALE * rec.scale_read else kind
             rec.say(Clip, here, optimizers=tuple(owners), kind=how, partial=partial, exhausted=empty)
         return original((p for p in given) if empty else given, *args, **kwargs)
 
