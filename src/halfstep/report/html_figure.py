@@ -78,7 +78,8 @@ class _Axes:
 
     @staticmethod
     def _wide(low: float, high: float) -> tuple[float, float]:
-        room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
+        """With room above and below; values that are nearly one are not drawn as if they moved, and the labels differ."""
+        room = max((high - low) * 0.06, abs(high) * 0.01) if high > low else abs(high) * 0.1 or 1.0
         return low - room, high + room
 
     def share_x(self, x: float) -> float:

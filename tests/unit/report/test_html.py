@@ -165,6 +165,14 @@ def test_ranks_share_a_picture_and_what_is_equal_is_shown_once() -> None:
     assert [series.name for series in both.series] == ["rank 0: loss", "rank 1: loss"]
 
 
+def test_what_hardly_moves_is_drawn_as_that_and_its_labels_differ() -> None:
+    points = ((0, 2.481e-06), (1, 2.4801e-06), (2, 2.4805e-06))
+    drawn = figure(Lines(title="Norm", series=(Series(name="norm", points=points),)))
+    assert re.findall(r"<span>([^<]*)</span>", drawn)[:3] == ["2.51e-06", "2.48e-06", "2.46e-06"]
+    heights = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", drawn)]
+    assert max(heights) - min(heights) < 10
+
+
 def test_a_line_of_one_value_has_an_axis() -> None:
     assert "<svg" in figure(Lines(title="Flat", series=(Series(name="a", points=((5, 0.0),)),)))
     assert "a: unknown" in figure(Lines(title="Empty", series=(Series(name="a", points=()),)))
