@@ -108,11 +108,12 @@ def test_column_counts_characters(script: Path, capsys: pytest.CaptureFixture[st
     assert [(f["column"], f["end_column"]) for f in _json(capsys)] == [(24, 73)]
 
 
+@pytest.mark.parametrize("body", ["loss.backward()", "pass"])
 def test_named_file_that_is_not_python_exits_2_and_the_others_are_reported(
-    script: Path, capsys: pytest.CaptureFixture[str]
+    body: str, script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = script.parent / "broken.py"
-    broken.write_text("def (:\n    loss.backward()\n")
+    broken.write_text(f"def (:\n    {body}\n")
     assert main(["check", "--format", "github", str(script), str(broken)]) == 2
     written = capsys.readouterr()
     assert written.out.startswith("::error file=")

@@ -142,7 +142,7 @@ def _sources(paths: list[str], settings: Settings, report: _Report, stdin_name: 
     for path in files_under([p for p in paths if p != "-"], list(settings.exclude)):
         report.files += 1
         try:
-            source = read(path)
+            source = read(path, forced=str(path) in named)
         except SourceError as error:
             if str(path) in named:
                 raise
