@@ -24,7 +24,9 @@ def judge(story: Story, rules: Iterable[Rule], severities: dict[str, Severity] |
         for trace in story.traces or (Trace(()),):
             for found in rule.check(trace, story):
                 key = (rule.card.name, (found.place.path, found.place.line) if found.place else None)
-                heard.setdefault(key, _Heard(rule, found)).traces.append(trace)
+                item = heard.setdefault(key, _Heard(rule, found))
+                if item.traces[-1:] != [trace]:
+                    item.traces.append(trace)
     findings = [_finding(item, story, severities or {}) for item in heard.values() if item.found.place is not None]
     return sorted(findings, key=lambda f: (f.path, f.line, f.column, f.code))
 
@@ -54,9 +56,15 @@ def _world(item: _Heard, story: Story) -> str:
     others = [t for t in story.traces if t.root == root]
     if len(item.traces) >= len(others):
         return ""
-    shared = set(item.traces[0].decisions).intersection(*(t.decisions for t in item.traces))
+    unusual = [[d for d in t.decisions if not d.usual] for t in item.traces]
+    nearest = min(unusual, key=len)
+    if nearest:
+        return " and ".join(_words(d) for d in nearest)
     silent = [t for t in others if t not in item.traces]
-    needed = [d for d in item.traces[0].decisions if d in shared and any(d not in t.decisions for t in silent)]
+    shared = set(item.traces[0].decisions).intersection(*(t.decisions for t in item.traces))
+    needed = [
+        d for d in item.traces[0].decisions if d in shared and d.kind != "data" and any(d not in t.decisions for t in silent)
+    ]
     return " and ".join(_words(d) for d in needed[:3])
 
 
@@ -64,7 +72,7 @@ def _words(decision: Decision) -> str:
     if decision.kind == "rank":
         return f"on rank {decision.answer}"
     if decision.kind == "data":
-        return f"when `{decision.key.split(': ', 1)[-1]}` is {'as usual' if decision.usual else 'not as usual'}"
+        return f"when `{decision.key.split(': ', 1)[-1]}` is not as usual"
     if isinstance(decision.answer, bool):
         return f"when `{decision.key}` is {'true' if decision.answer else 'false'}"
     return f"when `{decision.key}` is {decision.answer!r}"

@@ -166,7 +166,7 @@ def accumulation(trace: Trace, optimizer: Ref) -> Accumulation | None:
     """How an optimizer accumulates gradients over micro-batches, or None where it steps after each or gets sums made by hand."""
     parts = windows(trace, optimizer)
     stepped = [w for w in parts if w.step is not None and w.backwards]
-    if not stepped or any(clip.kind == "set" and optimizer in clip.optimizers for clip in trace.of(Clip)):
+    if not stepped or _sets_gradients(trace, optimizer):
         return None
     last = [w.backwards[-1] for w in stepped]
     guarded = any(_same_loop(w.backwards[-1], w.step) for w in stepped)
@@ -290,6 +290,11 @@ def known_to_clear(trace: Trace, story: Story, optimizer: Ref) -> bool:
     return alike(optimizer) in cleared(story, trace.root) or cleared_elsewhere(trace, story, optimizer)
 
 
+def _sets_gradients(trace: Trace, optimizer: Ref) -> bool:
+    """Whether the program writes its own gradients over those that backward passes left."""
+    return any(clip.kind == "set" and optimizer in clip.optimizers for clip in trace.of(Clip))
+
+
 def cleared_elsewhere(trace: Trace, story: Story, optimizer: Ref) -> bool:
     """Whether the text around an optimizer's step clears its gradients on a path that was not taken."""
     step = next((s.place for s in trace.of(Step) if s.optimizer == optimizer and s.place is not None), None)
@@ -305,7 +310,7 @@ def cleared_elsewhere(trace: Trace, story: Story, optimizer: Ref) -> bool:
 
 def whole(trace: Trace, ref: Ref | None) -> bool:
     """Whether everything that happens to an object was heard, so that an absence means something."""
-    return ref is not None and not ref.escaped and not (trace.repeated and ref.given)
+    return ref is not None and not ref.escaped and not (trace.repeated and ref.given) and not _sets_gradients(trace, ref)
 
 
 def into_window(trace: Trace, event: Event, optimizer: Ref, action: str = "move-into") -> FixRequest | None:

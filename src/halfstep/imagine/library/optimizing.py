@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -70,6 +71,9 @@ def call(state: Calls, thing: Thing, name: str, args: Args, kwargs: Kwargs, node
     if thing.kind == "average" and name in ("update", "update_parameters", "step"):
         state.emit(AverageUpdate, node, target=thing)
         return None
+    if thing.kind == "optimizer" and re.search(r"(^|_)step(_|$)", name):
+        thing.escaped = True  # a step of a kind that is not known: it may also clear
+        return _step(state, thing, [], {}, node)
     return Unknown(f"{thing.name or thing.kind}.{name}()")
 
 

@@ -90,20 +90,20 @@ def call(state: Calls, value: Tensor, name: str, args: Args, kwargs: Kwargs, nod
 
 
 def _edit_gradient(state: Calls, value: Tensor, name: str, args: Args, node: ast.AST) -> Value:
-    if name in ("zero_", "fill_"):
+    by = settled(args[0]) if args else None
+    if name == "zero_" or (name == "fill_" and by == 0):
         from halfstep.events.vocabulary import ZeroGrad
         from halfstep.imagine.state import Reach
 
         state.emit(ZeroGrad, node, optimizers=Reach(value.models))
         return value
-    by = settled(args[0]) if args else None
     divides = name == "div_" or (name == "mul_" and isinstance(by, float) and by < 1)
     divisor = (
         Divisor(float(by) if isinstance(by, (int, float)) and name == "div_" else None, tags_of(by), state.place(node))
         if divides
         else None
     )
-    kind = "value" if name in ("clamp_", "clip_") else ""
+    kind = {"clamp_": "value", "clip_": "value", "fill_": "set"}.get(name, "")
     training.edit_gradients(state, set(value.models), divisor, node, kind)
     return value
 
