@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Backward, EpochBegin, EpochEnd, Forward, Mode
+from halfstep.events.vocabulary import Backward, EpochBegin, Forward, Mode
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
+from halfstep.rules.validating import validation_passes
 
 CARD = Card(
     code="HS702",
@@ -75,35 +75,15 @@ def train(loader, val_loader, epochs=2):
 )
 
 
-NAMES = re.compile(r"(^|_|\.|\b)(val|valid|validation|test|eval|dev)(_|\b|$|[A-Z])", re.I)
-
-
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """Forward passes in training mode in a loop over validation data, of a model for which the mode matters."""
     trained = {m for b in trace.of(Backward) for m in b.models}
     asked = {e.model for e in trace.of(Mode)}
-    for begin, forwards in _passes(trace):
+    for begin, forwards, _ in validation_passes(trace):
         for event in forwards:
             matters = event.mode_dependent or (event.mode_dependent is None and event.model in asked)
             if event.training and event.model in trained and matters:
                 yield Found(begin.place, f"`{event.model.name}` is validated in training mode", _fix(trace, begin, event))
-
-
-def _passes(trace: Trace) -> Iterator[tuple[EpochBegin, list[Forward]]]:
-    """Passes over validation data without a backward pass, with their forward passes."""
-    begin: EpochBegin | None = None
-    forwards: list[Forward] = []
-    for event in trace.events:
-        if isinstance(event, EpochBegin):
-            begin, forwards = event, []
-        elif isinstance(event, Forward):
-            forwards.append(event)
-        elif isinstance(event, Backward):
-            begin = None
-        elif isinstance(event, EpochEnd) and begin is not None:
-            if any(map(NAMES.search, (begin.loader.name, begin.function, begin.called))):
-                yield begin, forwards
-            begin = None
 
 
 def _fix(trace: Trace, begin: EpochBegin, forward: Forward) -> FixRequest | None:

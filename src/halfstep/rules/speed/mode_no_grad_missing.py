@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Backward, EpochBegin, EpochEnd, Forward, Numeric
+from halfstep.events.vocabulary import Backward, Numeric
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
+from halfstep.rules.validating import validation_passes
 
 CARD = Card(
     code="HS703",
@@ -75,23 +75,13 @@ def train(loader, val_loader, epochs=2):
 )
 
 
-NAMES = re.compile(r"(^|_|\.|\b)(val|valid|validation|test|eval|dev)(_|\b|$|[A-Z])", re.I)
-
-
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """Forward passes with gradients in a loop over validation data that has no backward pass."""
-    begin: EpochBegin | None = None
-    first: Forward | None = None
     trained = {m for b in trace.of(Backward) for m in b.models}
-    for event in trace.of(EpochBegin, Forward, Backward, EpochEnd, Numeric):
-        if isinstance(event, EpochBegin):
-            begin, first = event, None
-        elif isinstance(event, Forward):
-            first = first or (event if event.grad_enabled else None)
-        elif isinstance(event, Backward | Numeric):
-            begin = None if isinstance(event, Backward) or event.kind == "gradients of inputs" else begin
-        elif begin is not None and first is not None and first.model in trained and not trace.fact(first.model, "partly frozen"):
-            if any(map(NAMES.search, (begin.loader.name, begin.function, begin.called))):
-                fix = FixRequest("no-grad", begin.place) if begin.place is not None else None
-                yield Found(begin.place, "validation builds graphs: use `torch.no_grad()`", fix)
-            begin = None
+    asked = [n.serial for n in trace.of(Numeric) if n.kind == "gradients of inputs"]
+    for begin, forwards, end in validation_passes(trace):
+        first = next((f for f in forwards if f.grad_enabled), None)
+        needed = any(begin.serial < serial < end.serial for serial in asked)
+        if first is not None and not needed and first.model in trained and not trace.fact(first.model, "partly frozen"):
+            fix = FixRequest("no-grad", begin.place) if begin.place is not None else None
+            yield Found(begin.place, "validation builds graphs: use `torch.no_grad()`", fix)
