@@ -187,6 +187,8 @@ class Forward(Event):
     """Called through its DDP wrapper."""
     region: Region | None = None
     device: str | None = None
+    partly_frozen: bool = False
+    """The program has set by hand which of its parameters get gradients."""
     mode_dependent: bool | None = None
     """Holds dropout or batch normalisation, so that `training` matters."""
     buffers: bool | None = None
@@ -303,6 +305,8 @@ class ZeroGrad(Event):
     """Gradients were cleared."""
 
     optimizers: tuple[Ref, ...] = ()
+    partial: bool = False
+    """Of parameters that the program picked one by one, which may be a part of the optimizer's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

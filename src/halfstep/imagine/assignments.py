@@ -54,9 +54,14 @@ class Assignments(State):
         )
         before = self.eval(read)
         after = self.eval(ast.copy_location(ast.BinOp(read, node.op, node.value), node))
-        if isinstance(node.op, ast.Add):
+        if isinstance(node.op, ast.Add) and not self._is_foreign(target):
             after = self.kept(before, after, ast.unparse(target), node)
         self.bind(target, after)
+
+    def _is_foreign(self, target: ast.expr) -> bool:
+        """Whether this is an attribute of what was handed to a start, outside of loops: the caller may set it anew."""
+        at_start = len(self.loops) == self.entries[:2][-1]
+        return at_start and isinstance(target, ast.Attribute) and isinstance(settled(self.eval(target.value)), Unknown)
 
     def kept(self, before: Value, after: Value, name: str, node: ast.AST) -> Value:
         """An accumulator that now holds a graph: note it, so that it can be told from a sum that is backpropagated."""

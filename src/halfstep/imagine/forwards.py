@@ -7,7 +7,7 @@ import ast
 from halfstep.events.vocabulary import Forward
 from halfstep.imagine.arithmetic import region_dtype
 from halfstep.imagine.state import State
-from halfstep.imagine.values import Function, Instance, Tensor, Thing, Unknown, Value, derive, flat, parts_of, settled
+from halfstep.imagine.values import External, Function, Instance, Tensor, Thing, Unknown, Value, derive, flat, parts_of, settled
 
 
 class Forwards(State):
@@ -45,6 +45,7 @@ class Forwards(State):
             wrapped=model.facts.get("wrapper") == "ddp",
             region=self.region,
             device=model_device(model),
+            partly_frozen=bool(model.facts.get("partly frozen")),
             mode_dependent=_holds(model, "mode_dependent"),
             buffers=_holds(model, "buffers"),
         )
@@ -71,7 +72,7 @@ class Forwards(State):
         inside = settled(inside)
         base = inside if isinstance(inside, Tensor) else derive(*parents) if parents else Tensor()
         dtype = base.dtype if isinstance(inside, Tensor) else region_dtype(self) or _param_dtype(model)
-        frozen = model.facts.get("frozen") is True
+        frozen = model.facts.get("frozen") is True or _is_plain(model)
         made = derive(
             base,
             grad=(self.grad_enabled and not frozen) or base.grad,
@@ -97,6 +98,15 @@ class Forwards(State):
         elif any(parent.facts.get("wrapper") == "ddp" for parent in model.family()) and self.grad_enabled:
             held = [member.facts.get("instance") for member in model.family()]
             made.bypassed = self.outside([i.cls for i in held if isinstance(i, Instance)], node)
+
+
+def _is_plain(model: Thing) -> bool:
+    """Whether a module of the program surely has no parameters: it holds nothing but plain values."""
+    instance = model.facts.get("instance")
+    if not isinstance(instance, Instance) or not all(isinstance(b, External) and b.last == "Module" for b in instance.cls.bases):
+        return False
+    held = [settled(value) for value in instance.attrs.values()]
+    return all(v is None or isinstance(v, (int, float, str)) for v in held) and "forward" in instance.cls.scope.names
 
 
 def model_training(model: Thing) -> bool | None:

@@ -11,7 +11,10 @@ _EPOCHS = re.compile(r"(^|_)(n_?|num_?|max_?|total_?|train_?)*epochs$|^ne$|^max_
 _WORLD = re.compile(r"world(_?size)?$|^num_replicas$|^nprocs$|num_processes$|^n_gpus$|^ngpus", re.I)
 _BATCH = re.compile(r"(^|_)(batch_?size|bsz?|bs)$", re.I)
 _RANK = re.compile(r"(^|_)rank$|^global_rank$", re.I)
-_OFF = re.compile(r"debug|dry|eval_only|only|test_mode|profile|resume|^skip|overfit|sanity|disable|^no_|verbose", re.I)
+_OFF = re.compile(
+    r"debug|dry|eval_only|only|test_mode|profile|resume|^skip|overfit|sanity|disable|^no_|verbose|(^|_)(stop|abort|kill)(_|$)",
+    re.I,
+)
 _SWITCH = re.compile(r"amp$|fp16|bf16|half|mixed|fused|^use_|distributed|ddp", re.I)
 _INDEX = re.compile(
     r"^(i|it|idx|step|iter|iteration|batch_idx|batch_i|batch_index|i_batch|micro_step|batch_id|n_iter|data_iter_step)$"

@@ -98,7 +98,7 @@ class _Resolver:
             if draft.kind in (Backward, Clip):
                 found = self.stepping_next(serial, found) or found
             return tuple(t.ref for t in found)
-        if len(vague) > 1 and draft.kind is Backward:
+        if len(vague) > 1 and draft.kind in (Backward, Clip):
             vague = self.stepping_next(serial, vague)
         return tuple(t.ref for t in [*found, *vague])
 

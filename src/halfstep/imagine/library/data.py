@@ -154,10 +154,16 @@ def _undivided(state: Calls, dataset: Value, given: dict[str, Value], node: ast.
 
 
 def _is_handed_on(method: Function) -> bool:
-    """Whether all that `__iter__` does is to call a method of another object, which may divide the samples."""
+    """Whether `__iter__` only calls a method of another object, or walks over another data set: that may divide the samples."""
     last = method.node.body[-1] if isinstance(method.node.body, list) else None
     call = last.value if isinstance(last, ast.Return) else None
-    return isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Attribute)
+    handed = isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Attribute)
+    loops = [n.iter for n in ast.walk(method.node) if isinstance(n, ast.For)]
+    return handed or any(isinstance(source, ast.Attribute) and _STREAM.search(source.attr) for source in loops)
+
+
+_STREAM = re.compile(r"data_?set|stream|^ds$", re.I)
+"""Names of what may be a data set with a way of its own to divide its samples."""
 
 
 def _look_at_dataset(state: Calls, dataset: Instance, given: dict[str, Value]) -> None:

@@ -252,6 +252,8 @@ def _on_list(state: Calls, value: list[Value], name: str, args: Args, node: ast.
         for element in new:
             _keep(state, value, settled(element), node)
             state.take_in(value, "appended", element, node)
+            if isinstance(picked := settled(element), Thing) and picked.kind == "param":
+                picked.facts["picked"] = True
         if name == "append" and any(_micro_batch(element) for element in new):
             state.memo["gathered", id(value)] = value
         if len(value) < 400:

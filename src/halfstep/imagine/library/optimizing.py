@@ -96,7 +96,8 @@ def _set_mode(training_mode: bool) -> Callable[..., Value]:
     def handler(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
         mode = training_mode
         if training_mode and (args or kwargs):
-            mode = state.truth(args[0] if args else kwargs.get("mode"), node)
+            asked = settled(args[0] if args else kwargs.get("mode"))
+            mode = (isinstance(asked, Unknown) and asked.name.endswith(".training")) or state.truth(asked, node)
         training.switch(state, thing, mode, node)
         return thing.facts.get("instance") or thing
 
@@ -295,8 +296,10 @@ def _scale(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST
 
 def _unscale(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
     optimizer = _optimizer_of(state, args[0] if args else kwargs.get("optimizer"))
-    if optimizer is not None and thing.facts.get("enabled") is not False:
-        state.emit(Unscale, node, scaler=thing, optimizer=optimizer)
+    thing.escaped |= optimizer is None  # torch's scaler asks for an optimizer: what this one does besides is not known
+    told = [optimizer] if optimizer is not None else [t for t in state.things if t.kind == "optimizer"]
+    for unscaled in told if thing.facts.get("enabled") is not False else ():
+        state.emit(Unscale, node, scaler=thing, optimizer=unscaled)
     return None
 
 

@@ -201,9 +201,7 @@ def _module(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) 
         made.kind = "criterion"
         return made
     if name in ("Parameter", "Buffer", "UninitializedParameter"):
-        tensor = Tensor(grad=True, dtype="float")
-        tensor.name = "parameter"
-        return tensor
+        return Tensor(grad=name != "Buffer" and kwargs.get("requires_grad") is not False, dtype="float", name="parameter")
     if name in ("ModuleList", "ModuleDict", "ParameterList", "ParameterDict"):
         held = settled(args[0]) if args else {} if name.endswith("Dict") else []
         state.memo["registers", id(held)], state.memo["alive", id(held)] = True, held

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from halfstep.events.vocabulary import Clip, Divisor, Mode
+from halfstep.events.vocabulary import Clip, Divisor, Mode, ZeroGrad
 from halfstep.imagine.state import Reach
 from halfstep.imagine.values import (
     NO_TAGS,
@@ -199,6 +199,13 @@ def edit_gradients(state: Calls, owners: set[Thing], divisor: Divisor | None, no
     state.emit(Clip, node, optimizers=Reach(frozenset(owners)), kind=kind, divisor=divisor)
 
 
+def _clear(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    """A function of a library that clears the gradients of what it is given."""
+    owners = set[Thing]().union(*(params_of(state, value)[0] for value in [*args, *kwargs.values()]))
+    state.emit(ZeroGrad, node, optimizers=Reach(frozenset(owners)))
+    return None
+
+
 def _average(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     model = model_of(args[0]) if args else None
     return state.make("average", node, of=model)
@@ -234,6 +241,7 @@ TABLE: dict[str, Callable[..., Value]] = {
 }
 """Handlers by path."""
 PATTERNS: tuple[tuple[re.Pattern[str], Callable[..., Value]], ...] = (
+    (re.compile(r"(^|\.)(zero|clear|reset)_?grad(s|ients?)?$"), _clear),
     (re.compile(r"lr_scheduler\.[A-Z]\w+$"), _scheduler),
     (re.compile(r"(^|\.)get_(\w+_)?schedule(r)?(_with\w*)?$"), _scheduler),
     (re.compile(r"(^|\.)(AveragedModel|ModelEma\w*|EMA|ExponentialMovingAverage|EMAModel)$"), _average),

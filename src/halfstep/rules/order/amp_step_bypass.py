@@ -72,7 +72,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
                 f"`{event.optimizer.name}.step()` uses gradients multiplied by "
                 f"the loss scale; call `scaler.step({event.optimizer.name})`",
             )
-        elif account.pending and account.unscaled is not None and "data" not in event.guards:
+        elif account.pending and account.unscaled is not None and not account.unscaled.scaler.escaped | ("data" in event.guards):
             yield Found(
                 event.place,
                 f"`{event.optimizer.name}.step()` does not skip overflows as `scaler.step({event.optimizer.name})` does",

@@ -52,7 +52,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     """A step without gradients, right after they were cleared in the same turn."""
     lost: dict[Ref, tuple[ZeroGrad, Backward]] = {}
     for event, accounts in hear(trace):
-        if isinstance(event, ZeroGrad):
+        if isinstance(event, ZeroGrad) and not event.partial:
             lost.update({o: (event, accounts[o].pending[-1]) for o in event.optimizers if accounts[o].pending})
         elif isinstance(event, Backward):
             for optimizer in event.optimizers:

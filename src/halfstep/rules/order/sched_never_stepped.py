@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
@@ -55,8 +56,18 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     for made in trace.of(Made):
         if made.what.kind != "scheduler" or made.what.escaped or made.what in parts or made.place in moved:
             continue
-        if any(fact.detail == made.what.name for fact in story.told("periodic step")):
+        if any(fact.detail == made.what.name for fact in story.told("periodic step")) or _moved_unheard(story, made.what.name):
             continue
         steps = [s for s in trace.of(Step) if s.optimizer == made.facts.get("optimizer") and s.serial > made.serial]
         if len(steps) >= 2 and not any(e.scheduler.given for e in trace.of(SchedulerStep)):
             yield Found(made.place, f"`{made.what.name or made.facts.get('class')}` is never stepped")
+
+
+_SCHEDULER = re.compile(r"sched|^lr_?s?$", re.I)
+
+
+def _moved_unheard(story: Story, name: str) -> bool:
+    """Whether the text moves a scheduler of this name (of any, where it has none of its own) at a place that no run came to."""
+    heard = {e.place.line for trace in story.traces for e in trace.of(SchedulerStep, Step) if e.place is not None}
+    named = (fact for fact in story.told("stepping") if fact.place.line not in heard)
+    return any(fact.detail == name or (not name and _SCHEDULER.search(fact.detail)) for fact in named)

@@ -82,6 +82,6 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     for begin, forwards, end in validation_passes(trace):
         first = next((f for f in forwards if f.grad_enabled), None)
         needed = any(begin.serial < serial < end.serial for serial in asked)
-        if first is not None and not needed and first.model in trained and not trace.fact(first.model, "partly frozen"):
+        if first is not None and not needed and first.model in trained and not first.partly_frozen:
             fix = FixRequest("no-grad", begin.place) if begin.place is not None else None
             yield Found(begin.place, "validation builds graphs: use `torch.no_grad()`", fix)

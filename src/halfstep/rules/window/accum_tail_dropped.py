@@ -59,7 +59,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     for optimizer in optimizers(trace):
         yield from _never_used(trace, optimizer)
         way = accumulation(trace, optimizer)
-        if way is None or not way.guarded:
+        if way is None or not way.guarded or _carried(trace, optimizer):
             continue
         ended: EpochEnd | None = None
         followed = _followed(trace, optimizer)
@@ -78,6 +78,12 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
                         _fix(trace, ended, _guard(trace, optimizer)),
                     )
                 ended = None
+
+
+def _carried(trace: Trace, optimizer: Ref) -> bool:
+    """Whether the count goes on over the epochs: what one leaves is completed to a whole window by the next."""
+    stepped = [w for w in windows(trace, optimizer) if w.step is not None]
+    return any(w.crossed for w in stepped) and len({w.size for w in stepped}) == 1
 
 
 def _never_full(trace: Trace, story: Story) -> Iterator[Found]:
