@@ -178,9 +178,7 @@ def _same_model(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: as
 
 
 def _clip_model(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
-    params = state.make("params", None)
-    params.owners = {thing}
-    return training.clip(state, params, "norm", node)
+    return training.clip(state, thing, "norm", node)
 
 
 def _join(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
