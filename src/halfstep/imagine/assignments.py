@@ -124,7 +124,10 @@ class Assignments(State):
     def setattr(self, value: Value, name: str, new: Value, node: ast.AST) -> None:
         """Set an attribute of a value."""
         value = settled(value)
-        if isinstance(value, Instance):
+        setter = value.cls.lookup(f"{name}.setter") if isinstance(value, Instance) else None
+        if setter is not None:
+            self.call(setter, [value, new], {}, node)
+        elif isinstance(value, Instance):
             new = counted(hinted(name, new), self.guard)
             self._note_replaced(value.thing, name, new, node, known=name in value.attrs)
             value.attrs[name] = new

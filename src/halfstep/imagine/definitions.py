@@ -24,8 +24,11 @@ class Definitions(Assignments):
     """Makes functions and classes, and runs the modules that are imported."""
 
     def define_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        """`def`."""
-        self.scope.names[node.name] = self.function_of(node)
+        """`def`; what sets a property stands beside it, under a name of its own."""
+        of_property = [
+            f".{d.attr}" for d in node.decorator_list if isinstance(d, ast.Attribute) and d.attr in ("setter", "deleter")
+        ]
+        self.scope.names["".join([node.name, *of_property])] = self.function_of(node)
 
     def function_of(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Value:
         """The function that a `def` makes, with its decorators."""

@@ -154,7 +154,8 @@ class Statements(Definitions):
                 self.loops[-1] = Turn(loop, index, place, "while", tags)
                 test = self.eval(node.test)
                 before, counted = counted, self._counter(node.test)
-                tags = frozenset({"part"}) if index and counted is not None and counted == before else NO_TAGS
+                if index and counted is not None:
+                    tags = frozenset({"part" if counted == before else "epochs"})
                 if not isinstance(settled(test), (Unknown, Tensor)) and not self.truth(test, node.test):
                     break
                 try:

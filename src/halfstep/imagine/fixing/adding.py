@@ -37,15 +37,15 @@ def evaluate(editor: Editor, request: FixRequest) -> list[Edit] | None:
 
 
 def train(editor: Editor, request: FixRequest) -> list[Edit] | None:
-    """A loop over training data runs in training mode."""
+    """A loop over training data, or one pass in it, runs in training mode."""
     loop, model = _loop_and_model(editor, request)
     return [editor.before(loop, f"{model}.train()")] if loop is not None else None
 
 
-def _loop_and_model(editor: Editor, request: FixRequest) -> tuple[ast.For | None, str]:
-    """A loop, and the model as it is called in it (at `other`)."""
+def _loop_and_model(editor: Editor, request: FixRequest) -> tuple[ast.stmt | None, str]:
+    """A loop or another statement, and the model as it is called in it (at `other`)."""
     loop, call = editor.statement(request.place), editor.call(request.other)
-    if not isinstance(loop, ast.For) or call is None or editor.syntax.function(call) is not editor.syntax.function(loop):
+    if loop is None or call is None or editor.syntax.function(call) is not editor.syntax.function(loop):
         return None, ""
     inside = loop.lineno <= call.lineno <= end_line(loop)
     plain = isinstance(call.func, ast.Name) or (isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name))

@@ -95,24 +95,31 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             for model in event.eval_mode:
                 mode = switched.get(model) or next(iter(switched.values()), None)
                 if mode is not None and model in trained and mode.loops and not BESIDE.search(model.name):
-                    since = mode.place.line if mode.place is not None else "?"
-                    yield Found(
-                        _forward(trace, event, model) or call_site(mode, event),
-                        f"this trains in evaluation mode, which line {since} set: `{model.name}.train()` is missing before it",
-                        _fix(trace, event, model),
-                    )
+                    yield _found(trace, event, model, mode)
 
 
-def _forward(trace: Trace, backward: Backward, model: Ref) -> Place | None:
-    """The forward pass in the wrong mode that a backward pass belongs to."""
+def _found(trace: Trace, backward: Backward, model: Ref, mode: Mode) -> Found:
+    """At the training pass in the wrong mode; where another function set the mode and left it, at what set it."""
     before = (f for f in reversed(list(trace.of(Forward))) if f.serial < backward.serial and f.model == model)
-    return next((f.place for f in before if f.grad_enabled and not f.training), None)
+    forward = next((f for f in before if f.grad_enabled and not f.training), None)
+    if forward is not None and forward.stack[:-1] != mode.stack[:-1]:
+        name = f"`{model.name}`" if model.name else "the model"
+        called = f"the call in line {_line(call_site(mode, forward))} leaves {name} in evaluation mode here"
+        return Found(mode.place, f"{called}, and line {_line(forward.place)} trains in it", _fix(forward, mode))
+    missing = f"`{model.name}.train()`" if model.name else "`train()`"
+    what = f"this trains in evaluation mode, which line {_line(mode.place)} set: {missing} is missing before it"
+    return Found(forward.place if forward is not None else call_site(mode, backward), what, _fix(forward, mode))
 
 
-def _fix(trace: Trace, backward: Backward, model: Ref) -> FixRequest | None:
-    """To set the mode before the loop over batches."""
-    loop = next((t.place for t in reversed(backward.loops) if t.over == "loader"), None)
-    forwards = [
-        f.place for f in trace.of(Forward) if f.model == model and f.serial < backward.serial and f.loops == backward.loops
-    ]
-    return FixRequest("train", loop, other=forwards[-1]) if loop is not None and forwards else None
+def _line(place: Place | None) -> int | str:
+    return place.line if place is not None else "?"
+
+
+def _fix(forward: Forward | None, mode: Mode) -> FixRequest | None:
+    """To set the mode before the loop over batches, or before the pass itself where the mode is set in that loop."""
+    loop = next((t for t in reversed(forward.loops) if t.over == "loader"), None) if forward is not None else None
+    if forward is None or loop is None:
+        return None
+    within = any(turn.loop == loop.loop for turn in mode.loops)
+    place = forward.place if within else loop.place
+    return FixRequest("train", place, other=forward.place) if place is not None else None

@@ -87,13 +87,18 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
 
 def _per_batch(event: SchedulerStep, steps: list[Step]) -> bool | None:
     deep = max((len(s.loops) for s in steps), default=0)
-    if not deep or (deep == 1 and not _within_epoch(steps[-1].loops[-1:])):
+    if not deep or _once_an_epoch(steps[-1].loops[-1:]) or (deep == 1 and not _within_epoch(steps[-1].loops[-1:])):
         return None
     if len(event.loops) == deep and same_turn(event, min(steps, key=lambda s: abs(s.serial - event.serial))):
         return True
     if len(event.loops) == deep - 1:
         return False
     return None
+
+
+def _once_an_epoch(loops: tuple[Turn, ...]) -> bool:
+    """Whether a loop counts epochs itself, so that one step is an epoch."""
+    return any("epochs" in turn.tags and "loader" not in turn.tags for turn in loops)
 
 
 def _within_epoch(loops: tuple[Turn, ...]) -> bool:
