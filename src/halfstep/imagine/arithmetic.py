@@ -231,6 +231,8 @@ def _two_tensors(state: State, left: Tensor, op: ast.operator, right: Tensor, no
     if isinstance(op, ast.MatMult) and state.region is not None:
         return derive(left, right, dtype=region_dtype(state), regions=_with_region(state, left, right))
     made = derive(left, right, rows=left.rows or right.rows)
+    if isinstance(op, ast.Add) and left.grad and right.grad and None in (left.scaler, right.scaler):
+        made.scaler = None
     if isinstance(op, ast.Add) and not made.grad and left.tags & right.tags & {"count", "summed"}:
         made.tags |= {"several"}
     if "scale" in left.tags | right.tags and isinstance(op, (ast.Mult, ast.Div)):
@@ -263,6 +265,8 @@ def _divisor(state: State, tensor: Tensor, left: Value, op: ast.operator, other:
         if isinstance(other, Unknown) and _is_count(other):
             other.tags |= {"divisor"}
         return Divisor(number, tags, place)
+    if isinstance(op, ast.Mult) and "gradient" in tensor.tags and not tags & {"gradient", "gradnorm", "world"}:
+        return Divisor(1 / other if isinstance(other, float) and other else None, tags, place)
     if isinstance(op, ast.Mult) and "share" in tags:
         return Divisor(None, tags, place)
     if isinstance(op, ast.Mult) and _is_loss_scale(other, node):

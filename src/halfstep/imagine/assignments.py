@@ -147,6 +147,8 @@ class Assignments(State):
             value.children[f".{name}"] = hinted(name, new)
         elif isinstance(value, Class):
             value.scope.names[name] = new
+        elif isinstance(value, Tensor) and name == "requires_grad" and new is True:
+            value.grad, value.name = True, value.name if value.models else "parameter"
         if isinstance(new, Thing) and not new.name:
             new.name = name
 
@@ -189,7 +191,7 @@ class Assignments(State):
         holders = [t for t in self.things if t.kind == "optimizer" and t.owners & owner.family()]
         if holders and not any(t.owners & module.family() for t in holders):
             classes = [i.cls for t in owner.family() if isinstance(i := t.facts.get("instance"), Instance)]
-            place = self.outside(classes, node)
+            place = self.place(node) if self.forwards else self.outside(classes, node)
             self.emit(ModuleReplaced, node, place=place, model=owner, module=module, optimizers=tuple(holders))
 
     def setitem(self, value: Value, key: Value, new: Value, node: ast.AST) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from halfstep.events.vocabulary import AutocastEnter, AutocastExit, NoSyncEnter, NoSyncExit
 from halfstep.imagine.forwards import Forwards
-from halfstep.imagine.library import attributes, externals, methods, own_optimizers
+from halfstep.imagine.library import attributes, externals, formats, methods, own_optimizers
 from halfstep.imagine.naming import as_flag, hinted
 from halfstep.imagine.state import MAX_DEPTH, BreakLoop, ReturnValue
 from halfstep.imagine.values import (
@@ -213,6 +213,9 @@ class Calls(Forwards):
         init = cls.lookup("__init__")
         if isinstance(init, Function):
             self.call_function(init, [made, *args], kwargs, node)
+        if made.thing is not None and made.thing.kind == "model":
+            given = any(formats.dtype_name(value) in formats.LIMITS for value in [*args, *kwargs.values()])
+            formats.take_dtype(made.thing, self.place(node) if given else None)
         post = cls.lookup("__post_init__")
         if isinstance(post, Function):
             self.call_function(post, [made], {}, node)

@@ -327,24 +327,26 @@ class Expressions(Comparing):
         """Give a value to a name, attribute, item or pattern."""
         raise NotImplementedError
 
+    def delegate(self, source: Value, receive: Callable[[Value], Value], node: ast.YieldFrom) -> None:
+        """`yield from source`."""
+        raise NotImplementedError
+
     def walrus(self, node: ast.NamedExpr) -> Value:
         """`name := value`."""
         value = self.eval(node.value)
         self.bind(node.target, value)
         return value
 
-    def awaited(self, node: ast.Await) -> Value:
-        """`await value`."""
-        return self.eval(node.value)
-
     def yielded(self, node: ast.Yield | ast.YieldFrom) -> Value:
         """`yield value`, handed to whoever runs the generator."""
         value = self.eval(node.value) if node.value is not None else None
         receive = self.yields[-1]
+        if isinstance(node, ast.YieldFrom) and receive is not None:
+            return self.delegate(settled(value), receive, node)
         return receive(value) if receive is not None else None
 
-    def starred(self, node: ast.Starred) -> Value:
-        """`*value`."""
+    def inner(self, node: ast.Starred | ast.Await) -> Value:
+        """`*value`, `await value`."""
         return self.eval(node.value)
 
 
@@ -386,9 +388,9 @@ EXPRESSIONS: dict[type[ast.expr], Callable[..., Value]] = {
     ast.GeneratorExp: Expressions.comprehension,
     ast.DictComp: Expressions.comprehension,
     ast.NamedExpr: Expressions.walrus,
-    ast.Await: Expressions.awaited,
+    ast.Await: Expressions.inner,
     ast.Yield: Expressions.yielded,
     ast.YieldFrom: Expressions.yielded,
-    ast.Starred: Expressions.starred,
+    ast.Starred: Expressions.inner,
 }
 """Handlers by kind of expression."""

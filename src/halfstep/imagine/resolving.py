@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from halfstep.events.trace import Trace
 from halfstep.events.vocabulary import Backward, Clip, Event, Fetch, Forward, Made, ModuleReplaced, Place, Ref, Step, ZeroGrad
+from halfstep.imagine.library.formats import WITH_PARAMETERS
 from halfstep.imagine.state import Draft, OutOfBudget, Reach, State
 from halfstep.imagine.values import Instance, Tensor, Thing, Value, model_of
 
@@ -166,7 +167,10 @@ class _Resolver:
         return tuple(
             t.ref
             for t in self.optimizers
-            if t.owners and _touches(t, reach.models) and not all(self.covered(o, reach.models) for o in t.owners if heard(o))
+            if _touches(t, reach.models)
+            and not all(
+                self.covered(o, reach.models) for o in t.owners if heard(o) and t.facts.get("joined", {}).get(o, 0) < serial
+            )
         )
 
     def backpropagated(self, serial: int) -> Callable[[Thing], bool]:
@@ -176,9 +180,6 @@ class _Resolver:
         if not isinstance(reach, Reach) or not reach.models:
             return lambda owner: True
         return lambda owner: any(_related(owner, model) for model in reach.models)
-
-
-_WITH_PARAMETERS = re.compile(r"Linear|Conv|Embedding|LSTM|GRU|RNN|Norm|Attention|Transformer|PReLU|Bilinear")
 
 
 _KEPT = re.compile(
@@ -198,7 +199,7 @@ def _has_own_parameters(model: Thing) -> bool:
     instance = model.facts.get("instance")
     if isinstance(instance, Instance):
         return any(isinstance(v, Tensor) and v.grad and v.name == "parameter" for v in instance.attrs.values())
-    return isinstance(name := model.facts.get("class"), str) and _WITH_PARAMETERS.search(name) is not None
+    return isinstance(name := model.facts.get("class"), str) and WITH_PARAMETERS.search(name) is not None
 
 
 def _wrapped(model: Thing) -> set[Thing]:

@@ -140,6 +140,13 @@ class Statements(Definitions):
         except BreakLoop:
             return
 
+    def delegate(self, source: Value, receive: Callable[[Value], Value], node: ast.YieldFrom) -> None:
+        """`yield from source`: whoever runs the generator gets what another one yields, or the items of something."""
+        if isinstance(source, Stream):
+            self.resume(source, receive, node)
+        else:
+            self.turns(self.items(source, node), node, lambda item: (receive(item), None)[1])
+
     def resume(self, stream: Stream, receive: Callable[[Value], Value], node: ast.AST | None = None) -> None:
         """Run a generator for a node, handing what it yields to `receive`."""
         raise NotImplementedError

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from halfstep.events.vocabulary import Region
-from halfstep.imagine.library.tensors import device_name, dtype_name
+from halfstep.imagine.library.formats import dtype_name
+from halfstep.imagine.library.tensors import device_name
 from halfstep.imagine.values import Partial, Thing, Unknown, Value, settled
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from halfstep.events.vocabulary import GradRead, NoSyncEnter, NoSyncExit, SetEpoch, ZeroGrad
-from halfstep.imagine.library import frameworks, optimizing, training
+from halfstep.events.vocabulary import Backward, GradRead, NoSyncEnter, NoSyncExit, SetEpoch, ZeroGrad
+from halfstep.imagine.library import formats, frameworks, training
 from halfstep.imagine.library.stdlib import environment
 from halfstep.imagine.naming import MAIN, hinted
 from halfstep.imagine.state import Reach
@@ -120,7 +120,9 @@ def _of_tensor(state: Calls, value: Tensor, name: str, node: ast.AST) -> Value:
         return Unknown(name, frozenset({"batch size"}))
     if name == "grad":
         if value.models or value.name == "parameter":
-            return _gradient(state, set(value.models), node)
+            last = next((d for d in reversed(state.drafts) if d.kind is Backward), None)
+            scaler = last.fields["scaler"] if last is not None and not value.models else None
+            return derive(_gradient(state, set(value.models), node), scaler=scaler, name="gradient")
         return Unknown("grad")
     if name == "data":
         return derive(value, grad=False)
@@ -210,7 +212,7 @@ def _of_param(state: Calls, value: Thing, name: str, node: ast.AST) -> Value:
     if name == "grad":
         return _gradient(state, set(value.owners), node)
     if name == "requires_grad":
-        return True
+        return not (value.facts.get("layer") and all(owner.facts.get("partly frozen") for owner in value.owners))
     if name == "data":
         return value
     return Bound(value, name)
@@ -295,10 +297,10 @@ def write(state: Calls, thing: Thing, name: str, new: Value, node: ast.AST) -> N
     elif name == "grad" and thing.kind == "param":
         training.edit_gradients(state, thing.owners, None, node, "set")
     elif name == "requires_grad" and thing.kind == "param":
-        for owner in thing.owners:
+        for owner in thing.owners if new is not True or not thing.facts.get("layer") else ():
             owner.facts["partly frozen"] = True
     elif name == "data" and thing.kind == "param":
-        optimizing.write_param(state, thing, node)
+        formats.write_param(state, thing, node, new)
     elif name == "require_backward_grad_sync" and thing.kind == "model":
         on = state.truth(new, node)
         if not on and not state.no_sync:

@@ -95,7 +95,7 @@ def scaled_inside(owners: set[Thing]) -> bool:
 
 def say_backward(state: Calls, loss: Tensor, node: ast.AST, by_framework: bool = False) -> None:
     """Gradients of a loss are added."""
-    half = tuple(m for m in loss.models if _dtype(m) == "float16")
+    half = {m for m in loss.models if _dtype(m) == "float16" and not m.facts.get("partly frozen")}
     state.emit(
         Backward,
         node,
@@ -113,7 +113,7 @@ def say_backward(state: Calls, loss: Tensor, node: ast.AST, by_framework: bool =
         scaled_penalty=loss.penalty,
         eval_mode=tuple(loss.eval_models),
         retained=loss.retained,
-        half_params=half,
+        half_params=tuple(m for m in half if not half & (m.family() - {m})),
         by_framework=by_framework,
     )
     reached = {m for model in loss.models for m in model.family()}

@@ -139,6 +139,8 @@ def _enumerate(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: st
 
 
 def _zip(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    if len(args) > 1 and all(a is args[0] for a in args):
+        return _grouped(state.items(settled(args[0]), node), len(args), whole=True)
     sources = [state.items(settled(a), node) for a in args]
     if not sources:
         return Items()
@@ -180,8 +182,13 @@ def _islice(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) 
 def _batched(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     source = state.items(settled(args[0]), node) if args else Items()
     count = state.unwrap_truth(settled(args[1])) if len(args) > 1 else None
-    size = count if isinstance(count, int) and count > 0 else 4
-    return Items([part_of(list(source)[at : at + size], source) for at in range(0, len(source), size)])
+    return _grouped(source, count if isinstance(count, int) and count > 0 else 4, whole=False)
+
+
+def _grouped(source: Items, size: int, whole: bool) -> Items:
+    """Groups of so many items; a shorter last one is left out where only whole ones are asked for."""
+    groups = [part_of(list(source)[at : at + size], source) for at in range(0, len(source), size)]
+    return Items(groups[: len(source) // size] if whole else groups)
 
 
 def _cycle(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:

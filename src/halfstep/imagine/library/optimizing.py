@@ -17,7 +17,7 @@ from halfstep.events.vocabulary import (
     Unscale,
     ZeroGrad,
 )
-from halfstep.imagine.library import frameworks, tensor_methods, tensors, training
+from halfstep.imagine.library import formats, frameworks, tensor_methods, tensors, training
 from halfstep.imagine.library.externals import blend
 from halfstep.imagine.state import Reach
 from halfstep.imagine.values import (
@@ -57,7 +57,7 @@ def call(state: Calls, thing: Thing, name: str, args: Args, kwargs: Kwargs, node
     if thing.kind == "model":
         return _other_model_method(state, thing, name, args, kwargs, node)
     if thing.kind == "param" and name.endswith("_"):
-        return write_param(state, thing, node)
+        return formats.write_param(state, thing, node)
     if thing.kind == "param" and name == "register_post_accumulate_grad_hook" and args:
         state.memo.setdefault("gradient hooks", []).append((thing, args[0]))
         return Unknown("hook handle")
@@ -67,7 +67,7 @@ def call(state: Calls, thing: Thing, name: str, args: Args, kwargs: Kwargs, node
     if thing.kind == "param" and name in ("clone", "detach"):
         return Tensor(name="parameter", dtype="float", tags=frozenset({"copied weights"}))
     if thing.kind in ("param", "params"):
-        return Tensor(models=frozenset(thing.owners), name="parameter", dtype="float")
+        return formats.read_param(thing, name, [*args, *kwargs.values()])
     if thing.kind == "average" and name in ("update", "update_parameters", "step"):
         state.emit(AverageUpdate, node, target=thing)
         return None
@@ -106,9 +106,9 @@ def _set_mode(training_mode: bool) -> Callable[..., Value]:
 
 def _to(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
     for value in [*args, *kwargs.values()]:
-        dtype = tensors.dtype_name(value)
+        dtype = formats.dtype_name(value)
         if dtype in ("float16", "bfloat16", "float32"):
-            _cast(state, thing, dtype, node)
+            formats.cast(state, thing, dtype, node)
         device = tensors.device_name(value) or _chosen_device(state, value, node)
         if device is not None:
             _place_on(state, thing, device, value, node)
@@ -142,14 +142,9 @@ def _cuda(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST)
     return thing.facts.get("instance") or thing
 
 
-def _cast(state: Calls, thing: Thing, dtype: str, node: ast.AST) -> None:
-    thing.dtype = dtype if dtype != "float32" else None
-    thing.facts["cast at"] = state.place(node)
-
-
 def _cast_method(dtype: str) -> Callable[..., Value]:
     def handler(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
-        _cast(state, thing, dtype, node)
+        formats.cast(state, thing, dtype, node)
         return thing.facts.get("instance") or thing
 
     return handler
@@ -193,7 +188,7 @@ def _other_model_method(state: Calls, thing: Thing, name: str, args: Args, kwarg
         state.setattr(thing, str(settled(args[0])) if len(args) > 1 else "appended", args[-1], node)
         return None
     if name in ("modules", "children", "named_modules", "named_children"):
-        held = _all_of(thing, 0) if name.endswith("modules") else parts_of(thing)
+        held = formats.all_of(thing) if name.endswith("modules") else parts_of(thing)
         values = [part.facts.get("instance") or part for part in dict.fromkeys(held)]
         return [("name", value) for value in values] if name.startswith("named") else values
     if name == "buffers":
@@ -202,19 +197,6 @@ def _other_model_method(state: Calls, thing: Thing, name: str, args: Args, kwarg
     if isinstance(made, Tensor):
         state._mark_distribution(thing, made, node)
     return made
-
-
-def _all_of(model: Thing, depth: int) -> list[Thing]:
-    """A module and all that it holds, outermost first."""
-    return [model, *(m for part in parts_of(model) for m in _all_of(part, depth + 1))] if depth < 6 else []
-
-
-def write_param(state: Calls, thing: Thing, node: ast.AST) -> Value:
-    """The numbers of a parameter are set by hand."""
-    for owner in thing.owners:
-        if owner.facts.get("copy_of") is not None:
-            state.emit(AverageUpdate, node, target=owner)
-    return thing
 
 
 # --- optimizers ---
@@ -268,6 +250,7 @@ def _zero(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST)
 
 def _add_group(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
     owners, _, _ = training.params_of(state, args[0] if args else None)
+    thing.facts.setdefault("joined", {}).update(dict.fromkeys(owners - thing.owners, len(state.drafts)))
     thing.owners |= owners
     return None
 
@@ -372,9 +355,7 @@ HANDLERS: dict[str, dict[str, Callable[..., Value]]] = {
         "eval": _set_mode(False),
         "to": _to,
         "cuda": _cuda,
-        "half": _cast_method("float16"),
-        "bfloat16": _cast_method("bfloat16"),
-        "float": _cast_method("float32"),
+        **{name: _cast_method(dtype) for name, dtype in formats.CASTS.items()},
         "zero_grad": _zero_model,
         "no_sync": _no_sync,
         "requires_grad_": _requires_grad,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from halfstep.events.vocabulary import MemoryFlush, Seed
+from halfstep.imagine.arithmetic import arithmetic
 from halfstep.imagine.library import python
 from halfstep.imagine.library.python import read_on_host
 from halfstep.imagine.naming import MODEL, hinted
@@ -116,6 +117,15 @@ def _simple_namespace(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, p
     return made
 
 
+def _divmod(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    left, right = [*(settled(a) for a in args), Unknown("?"), Unknown("?")][:2]
+    return tuple(arithmetic(state, left, op, right, node) for op in (ast.FloorDiv(), ast.Mod()))
+
+
+def _remainder(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    return _divmod(state, node, args, kwargs, path)[1]
+
+
 def _parser(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     made = state.make("context", None, what="parser")
     made.kind = "parser"
@@ -134,6 +144,9 @@ def _chain(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -
 
 TABLE: dict[str, Callable[..., Value]] = {
     "itertools.chain": _chain,
+    "builtins.divmod": _divmod,
+    "operator.mod": _remainder,
+    "math.fmod": _remainder,
     "builtins.exit": _exit,
     "builtins.quit": _exit,
     "sys.exit": _exit,

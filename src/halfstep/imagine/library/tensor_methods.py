@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from halfstep.events.vocabulary import Divisor, ScaleLoss, Transfer
 from halfstep.imagine.arithmetic import arithmetic
-from halfstep.imagine.library import tensors, training
+from halfstep.imagine.library import formats, tensors, training
 from halfstep.imagine.library.frameworks import say_backward
 from halfstep.imagine.library.python import read_on_host
-from halfstep.imagine.values import Tensor, Thing, Unknown, Value, derive, part_of, settled, tags_of
+from halfstep.imagine.values import Tensor, Thing, Unknown, Value, derive, flat, part_of, settled, tags_of
 
 if TYPE_CHECKING:
     from halfstep.imagine.calls import Calls
@@ -43,7 +43,8 @@ def call(state: Calls, value: Tensor, name: str, args: Args, kwargs: Kwargs, nod
     if name == "backward":
         seed = settled(args[0] if args else kwargs.get("gradient"))
         weighed = (Divisor(None, tags_of(seed), state.place(node)),) if seed is not None else ()
-        say_backward(state, derive(value, divisors=(*value.divisors, *weighed)), node)
+        scaler = value.scaler or getattr(seed, "scaler", None)
+        say_backward(state, derive(value, divisors=(*value.divisors, *weighed), scaler=scaler), node)
         return None
     if name in HOST_READS:
         return read_on_host(state, value, node, name)
@@ -97,14 +98,8 @@ def _edit_gradient(state: Calls, value: Tensor, name: str, args: Args, node: ast
 
         state.emit(ZeroGrad, node, optimizers=Reach(value.models))
         return value
-    divides = name == "div_" or (name == "mul_" and isinstance(by, float) and by < 1)
-    divisor = (
-        Divisor(float(by) if isinstance(by, (int, float)) and name == "div_" else None, tags_of(by), state.place(node))
-        if divides
-        else None
-    )
     kind = {"clamp_": "value", "clip_": "value", "fill_": "set"}.get(name, "")
-    training.edit_gradients(state, set(value.models), divisor, node, kind)
+    training.edit_gradients(state, set(value.models), training.factor(state, name, by, node), node, kind)
     return value
 
 
@@ -112,7 +107,7 @@ def _move(state: Calls, value: Tensor, name: str, args: Args, kwargs: Kwargs, no
     target = "cpu" if name == "cpu" else "cuda" if name == "cuda" else None
     for arg in [*args, *kwargs.values()]:
         target = target or tensors.usual_device(arg) if not isinstance(arg, bool) else target
-    dtype = next((d for d in (tensors.dtype_name(a) for a in [*args, kwargs.get("dtype")]) if d in _DTYPES), None)
+    dtype = next((d for d in (formats.dtype_name(a) for a in [*args, kwargs.get("dtype")]) if d in _DTYPES), None)
     if isinstance(settled(args[0]) if args else None, Unknown) and str(getattr(settled(args[0]), "name", "")).endswith(".dtype"):
         dtype = None
         kind = str(settled(args[0]).name).split(".")[0]
@@ -167,10 +162,23 @@ def scaled(state: Calls, scaler: Thing, args: Args, node: ast.AST) -> Value:
     return derive(values, scaler=scaler)
 
 
+def _all_backward(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    """`torch.autograd.backward`: of several tensors at once, which are scaled if all of them are."""
+    tensors_in = [v for v in flat(args[:1] or list(kwargs.values())[:1]) if isinstance(v, Tensor)]
+    seeds = [v for v in flat(args[1:2]) if isinstance(v, Tensor)]
+    if tensors_in:
+        made, bare = derive(*tensors_in), any(t.scaler is None for t in tensors_in)
+        say_backward(state, derive(made, scaler=next((s.scaler for s in seeds), None) if bare else made.scaler), node)
+    return None
+
+
 def _parts(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     value = settled(args[0]) if args else None
     return call(state, value, path.rsplit(".", 1)[-1], args[1:], kwargs, node) if isinstance(value, Tensor) else Unknown("parts")
 
 
-TABLE = dict.fromkeys(("torch.chunk", "torch.split", "torch.tensor_split"), _parts)
+TABLE = {
+    **dict.fromkeys(("torch.chunk", "torch.split", "torch.tensor_split"), _parts),
+    "torch.autograd.backward": _all_backward,
+}
 """Handlers by path."""

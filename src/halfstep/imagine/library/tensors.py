@@ -7,9 +7,10 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from halfstep.events.vocabulary import Divisor, Loss, Numeric, RandomDraw
+from halfstep.events.vocabulary import Loss, Numeric, RandomDraw
 from halfstep.imagine.arithmetic import HUGE, LARGEST_HALF, check_half_reduction, region_dtype, say_small_guard
-from halfstep.imagine.library.training import edit_gradients
+from halfstep.imagine.library.formats import LIMITS, dtype_name, take_dtype, write_param
+from halfstep.imagine.library.training import edit_gradients, factor
 from halfstep.imagine.values import NO_TAGS, Tensor, Thing, Unknown, Value, derive, flat, model_of, settled, tags_of
 
 if TYPE_CHECKING:
@@ -130,14 +131,6 @@ def _finfo(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -
     return made
 
 
-LIMITS = {
-    "float32": (-3.4028234e38, 3.4028234e38, 1.1754944e-38, 1.1920929e-07),
-    "bfloat16": (-3.3895314e38, 3.3895314e38, 1.1754944e-38, 0.0078125),
-    "float16": (-65504.0, 65504.0, 6.1035156e-05, 0.0009765625),
-}
-"""Smallest and largest number, smallest normal one, distance of 1 to the next."""
-
-
 def _check_fill(state: Calls, tensors: list[Tensor], inputs: Args, kwargs: Kwargs, node: ast.AST) -> None:
     numbers = [v for v in [*inputs, *kwargs.values()] if isinstance(v, (int, float)) and not isinstance(v, bool)]
     huge = any(abs(n) > LARGEST_HALF and n not in (float("inf"), float("-inf")) for n in numbers)
@@ -161,11 +154,12 @@ def _function(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str
     if name == "dropout":
         state.emit(RandomDraw, node)
     if name.startswith("_foreach_") and name.endswith("_"):
+        for params in (v for v in flat(args[:1]) if isinstance(v, Thing) and v.kind in ("param", "params")):
+            write_param(state, params, node)
         owners = {m for t in flat(args[:1]) if isinstance(t, Tensor) and "gradient" in t.tags for m in t.models}
         by = settled(args[1]) if len(args) > 1 else None
         if owners:
-            divisor = Divisor(float(by) if isinstance(by, int | float) else None, tags_of(by), state.place(node))
-            edit_gradients(state, owners, divisor if name == "_foreach_div_" else None, node)
+            edit_gradients(state, owners, factor(state, name, by, node), node)
     return apply(state, name, args, kwargs, node)
 
 
@@ -231,19 +225,9 @@ def layer(state: Calls, node: ast.AST, name: str, args: Args, kwargs: Kwargs) ->
     if kwargs.get("dtype") is not None:
         made.dtype = dtype_name(kwargs["dtype"])
         made.facts["cast at"] = state.place(node)
+    elif name == "Sequential":
+        take_dtype(made, None)
     return made
-
-
-def dtype_name(value: Value) -> str | None:
-    """`float16`, `bfloat16`, `float32` ... of a dtype value."""
-    from halfstep.imagine.values import External
-
-    value = settled(value)
-    if isinstance(value, External) and value.path.startswith("torch."):
-        return {"half": "float16", "float": "float32", "bfloat": "bfloat16"}.get(value.last, value.last)
-    if isinstance(value, str):
-        return {"fp16": "float16", "bf16": "bfloat16", "half": "float16"}.get(value, value)
-    return None
 
 
 def _random(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from halfstep.events.vocabulary import Clip, Divisor, Mode, ZeroGrad
+from halfstep.imagine.library.formats import dtype_name
 from halfstep.imagine.state import Reach
 from halfstep.imagine.values import (
     NO_TAGS,
@@ -193,6 +194,15 @@ def clip(state: Calls, params: Value, kind: str, node: ast.AST) -> Tensor:
     return Tensor(dtype="float", tags=frozenset({"data", "gradnorm"}), name="norm")
 
 
+def factor(state: Calls, name: str, by: Value, node: ast.AST) -> Divisor | None:
+    """What gradients are divided by, or multiplied: numbers that do not depend on them leave a loss scale what it is."""
+    if not re.search("div|mul", name) or ("mul" in name and tags_of(by) & {"gradient", "gradnorm"}):
+        return None
+    part = "div" in name or (isinstance(by, float) and by < 1)
+    value = float(by) if "div" in name and isinstance(by, (int, float)) else None
+    return Divisor(value, tags_of(by) if part else NO_TAGS, state.place(node))
+
+
 def edit_gradients(state: Calls, owners: set[Thing], divisor: Divisor | None, node: ast.AST, kind: str = "") -> None:
     """Gradients are rewritten by hand."""
     kind = "divide" if divisor else kind or "edit"
@@ -212,8 +222,6 @@ def _average(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str)
 
 
 def _pretrained(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    from halfstep.imagine.library.tensors import dtype_name
-
     facts: dict[str, Value] = {"class": path.rsplit(".", 1)[0]}
     made = state.make("model", node, **facts)
     dtype = dtype_name(kwargs.get("torch_dtype", kwargs.get("dtype")))

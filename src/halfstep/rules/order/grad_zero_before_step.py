@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Backward, Ref, Step, ZeroGrad
+from halfstep.events.vocabulary import Backward, Clip, Ref, Step, ZeroGrad
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 from halfstep.rules.listening import hear, same_turn
@@ -54,7 +54,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     for event, accounts in hear(trace):
         if isinstance(event, ZeroGrad) and not event.partial:
             lost.update({o: (event, accounts[o].pending[-1]) for o in event.optimizers if accounts[o].pending})
-        elif isinstance(event, Backward):
+        elif isinstance(event, Backward) or (isinstance(event, Clip) and event.kind in ("set", "edit", "divide")):
             for optimizer in event.optimizers:
                 lost.pop(optimizer, None)
         elif isinstance(event, Step) and event.optimizer in lost and not event.closure:
