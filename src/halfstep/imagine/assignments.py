@@ -7,6 +7,7 @@ import contextlib
 
 from halfstep.events.vocabulary import Made, ModuleReplaced, Retain, SetEpoch
 from halfstep.imagine.naming import hinted
+from halfstep.imagine.project import attributes_read
 from halfstep.imagine.state import State
 from halfstep.imagine.values import (
     Class,
@@ -132,7 +133,7 @@ class Assignments(State):
             self._note_replaced(value.thing, name, new, node, known=name in value.attrs)
             value.attrs[name] = new
             self._adopt(value.thing, new, name, node)
-            changing = "epoch" in name or (bool(self.loops) and _reads(value.cls.node, name))
+            changing = "epoch" in name or (bool(self.loops) and name in attributes_read(value.cls.node))
             if value.thing is not None and value.thing.kind == "dataset" and changing and self.calls[-1:] != ["__init__"]:
                 place = self.outside([value.cls], node)
                 self.emit(SetEpoch, node, place=place, target=value.thing, value=self.number("value"))
@@ -214,11 +215,6 @@ class Assignments(State):
         elif isinstance(value, Thing) and value.kind == "model":
             self._note_replaced(value, str(key), new, node, known=True)
             self._adopt(value, new, str(key), node)
-
-
-def _reads(node: ast.ClassDef, name: str) -> bool:
-    """Whether a class reads this attribute."""
-    return any(isinstance(n, ast.Attribute) and n.attr == name and isinstance(n.ctx, ast.Load) for n in ast.walk(node))
 
 
 def _adds_to(target: ast.expr, value: ast.expr) -> bool:

@@ -6,6 +6,7 @@ import ast
 
 from halfstep.events.vocabulary import Forward
 from halfstep.imagine.arithmetic import region_dtype
+from halfstep.imagine.project import text_of
 from halfstep.imagine.state import State
 from halfstep.imagine.values import External, Function, Instance, Tensor, Thing, Unknown, Value, derive, flat, parts_of, settled
 
@@ -134,7 +135,7 @@ def _holds(model: Thing, fact: str) -> bool | None:
     if not isinstance(instance, Instance):
         return None
     answers = {_holds(child, fact) for child in parts_of(model)}
-    own = fact == "buffers" and "register_buffer" in ast.unparse(instance.cls.node)
+    own = fact == "buffers" and "register_buffer" in text_of(instance.cls.node)
     return True if own or True in answers else None if None in answers else False
 
 

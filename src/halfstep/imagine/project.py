@@ -123,3 +123,15 @@ def skipping(node: ast.Try) -> ast.ExceptHandler | None:
     calls = (n.func for statement in node.body for n in ast.walk(statement) if isinstance(n, ast.Call))
     trains = any(isinstance(func, ast.Attribute) and func.attr == "backward" for func in calls)
     return next((h for h in node.handlers if trains and isinstance(h.body[-1], ast.Continue)), None)
+
+
+@lru_cache(maxsize=512)
+def text_of(node: ast.AST) -> str:
+    """The text of a part of the program, which is asked for often."""
+    return ast.unparse(node)
+
+
+@lru_cache(maxsize=512)
+def attributes_read(node: ast.AST) -> frozenset[str]:
+    """The names of the attributes that a part of the program reads."""
+    return frozenset(n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load))

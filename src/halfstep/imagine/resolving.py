@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Callable
 
 from halfstep.events.trace import Trace
 from halfstep.events.vocabulary import Backward, Clip, Event, Fetch, Forward, Made, ModuleReplaced, Place, Ref, Step, ZeroGrad
 from halfstep.imagine.library.formats import WITH_PARAMETERS
+from halfstep.imagine.project import text_of
 from halfstep.imagine.state import Draft, OutOfBudget, Reach, State
 from halfstep.imagine.values import Instance, Tensor, Thing, Value, model_of
 
@@ -41,7 +41,7 @@ def _note_unused(state: State) -> None:
 
 def _unused_in(model: Thing) -> list[str]:
     instance = model.facts.get("instance")
-    if not isinstance(instance, Instance) or not model.facts.get("followed") or _WALKS.search(ast.unparse(instance.cls.node)):
+    if not isinstance(instance, Instance) or not model.facts.get("followed") or _WALKS.search(text_of(instance.cls.node)):
         return []
     found: list[str] = []
     for name, value in instance.attrs.items():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from halfstep.events.vocabulary import Load, MemoryFlush, Save
 from halfstep.imagine.library import iterating
 from halfstep.imagine.library.varying import varies
+from halfstep.imagine.project import text_of
 from halfstep.imagine.state import OutOfBudget, Restart, Signal
 from halfstep.imagine.values import (
     Bound,
@@ -72,7 +73,7 @@ def _loader(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) 
     if not facts["iterable"]:
         facts["length"], facts["short last"] = iterating.length_of_loader(state, given, sampler, node)
     for own in (facts["batch_sampler"], sampler):
-        if isinstance(own, Instance) and not EVENED.search(ast.unparse(own.cls.node)):
+        if isinstance(own, Instance) and not EVENED.search(text_of(own.cls.node)):
             _sample(state, own, node)
     made = state.make("loader", node, **facts, **_undivided(state, dataset, given, node))
     _imagine_worker(state, made, dataset, given, node)
