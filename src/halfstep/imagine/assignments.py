@@ -187,7 +187,13 @@ class Assignments(State):
 
     def _note_replaced(self, owner: Thing | None, name: str, new: Value, node: ast.AST, known: bool) -> None:
         module = model_of(new)
-        if owner is None or module is None or owner.kind != "model" or module.facts.get("inner") is not None:
+        if (
+            not self.counters.get("optimizer")
+            or owner is None
+            or module is None
+            or owner.kind != "model"
+            or module.facts.get("inner") is not None
+        ):
             return
         holders = [t for t in self.things if t.kind == "optimizer" and t.owners & owner.family()]
         if holders and not any(t.owners & module.family() for t in holders):

@@ -196,6 +196,7 @@ class State:
         place = self.place(node) if node is not None else None
         thing = Thing(kind, self.counters["thing"], name, place, given, facts=facts)
         self.things.append(thing)
+        self.number(kind)
         if node is not None and kind not in QUIET_KINDS:
             self.emit(Made, node, what=thing, facts=facts)
         return thing
