@@ -76,7 +76,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             if optimizer in loaded and isinstance(optimizer, Ref) and not (isinstance(args, dict) and "last_epoch" in args):
                 made.append((optimizer, event, loaded[optimizer]))
     for _, late, load in made:
-        if late.facts.get("class") in NEED_NO_COUNT:
+        if late.facts.get("class") in NEED_NO_COUNT or _steps_each_time(late):
             continue
         fix = FixRequest("move-before", late.place, other=load.place) if late.place is not None and load.place else None
         what = "starts its count at zero after a resume" if _keeps(late) else "writes its first learning rate over the loaded one"
@@ -85,3 +85,8 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
 
 def _keeps(made: Made) -> bool:
     return made.facts.get("class") in KEEP_THE_RATE
+
+
+def _steps_each_time(made: Made) -> bool:
+    args = made.facts.get("args")
+    return made.facts.get("class") == "StepLR" and isinstance(args, dict) and args.get("step_size") == 1
