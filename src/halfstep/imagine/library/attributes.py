@@ -131,7 +131,7 @@ def _of_tensor(state: Calls, value: Tensor, name: str, node: ast.AST) -> Value:
     if name == "device":
         return Unknown("tensor.device")
     if name == "loss" and value.grad:
-        return derive(value, reduction=value.reduction or "mean")
+        return value if value.reduction else derive(value, reduction="mean", tags=value.tags | {"mean by name"})
     if name in ("loss", "logits", "values", "indices", "T", "mT", "real", "sample", "last_hidden_state", "pooler_output", "mH"):
         return Bound(value, name) if name in ("values", "indices") and value.loaders and not value.grad else derive(value)
     if name == "requires_grad":

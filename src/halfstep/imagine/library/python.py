@@ -114,7 +114,7 @@ def read_on_host(state: Calls, value: Tensor, node: ast.AST, what: str) -> Unkno
     if value.copied is not None and not state.memo.get("synchronized", 0) > state.memo.get(("copied", value.copied), 0):
         state.emit(RacyRead, node, copied=value.copied)
     tags = (value.tags | {"data"}) - {"batch size"}
-    if value.reduction == "mean":
+    if value.reduction == "mean" and "mean by name" not in value.tags:
         tags |= {"sum of means"} if state.grad_enabled else {"sum of means", "evaluated"}
     return Unknown(value.name or "value", tags, loaders=value.loaders)
 
