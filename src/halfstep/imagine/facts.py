@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 
 from halfstep.events.trace import Fact
 from halfstep.events.vocabulary import Place
@@ -11,7 +12,7 @@ from halfstep.events.vocabulary import Place
 
 def facts_of(tree: ast.Module, path: str) -> list[Fact]:
     """All facts of one file."""
-    names = imported_names(tree)
+    names = _with_aliases(tree, imported_names(tree))
     found: list[Fact] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
@@ -20,12 +21,24 @@ def facts_of(tree: ast.Module, path: str) -> list[Fact]:
                 found.append(
                     Fact("deprecated call", place_of(node, path), dotted, {"func": ast.unparse(node.func), "node": node})
                 )
+            held = dotted_name(node.args[0], names) if _last(node.func) == "partial" and node.args else None
+            if held is not None and held.startswith(("torch.cuda.amp.", "torch.cpu.amp.")):
+                found.append(Fact("deprecated call", place_of(node, path), held, {"node": node, "made later": True}))
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             for decorator in node.decorator_list:
                 dotted = dotted_name(decorator, names)
                 if dotted in ("torch.cuda.amp.autocast", "torch.cpu.amp.autocast"):
                     found.append(Fact("deprecated call", place_of(decorator, path), dotted, {"node": decorator}))
     return [*found, *_swapped(tree, path), *_bf16_options(tree, path), *_clearings(tree, path), *_periodic(tree, path)]
+
+
+def _with_aliases(tree: ast.Module, names: dict[str, str]) -> dict[str, str]:
+    """With the names that are given, once and nowhere else, to a part of a library."""
+    nodes = list(ast.walk(tree))
+    stored = Counter(n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    given = [(n.targets[0], n.value) for n in nodes if isinstance(n, ast.Assign) and len(n.targets) == 1]
+    found = [(t.id, dotted_name(value, names)) for t, value in given if isinstance(t, ast.Name) and stored[t.id] == 1]
+    return {**{name: dotted for name, dotted in found if dotted is not None}, **names}
 
 
 def _clearings(tree: ast.Module, path: str) -> list[Fact]:

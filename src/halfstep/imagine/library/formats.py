@@ -6,7 +6,8 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from halfstep.events.vocabulary import AverageUpdate, Place
+from halfstep.events.vocabulary import AverageUpdate, Forward, Numeric, Place, Region
+from halfstep.imagine.state import Draft
 from halfstep.imagine.values import External, Tensor, Thing, Value, parts_of, settled
 
 if TYPE_CHECKING:
@@ -77,4 +78,12 @@ def write_param(state: Calls, thing: Thing, node: ast.AST, new: Value = None) ->
             cast(state, owner, dtype, node)
         if owner.facts.get("copy_of") is not None:
             state.emit(AverageUpdate, node, target=owner)
+        elif state.region is not None and any(_kept_low(draft, owner, state.region) for draft in state.drafts):
+            state.emit(Numeric, node, kind="weights written", region=state.region)
     return thing
+
+
+def _kept_low(draft: Draft, owner: Thing, region: Region) -> bool:
+    """Whether a forward pass in this region made low-precision copies of these weights, which are kept until its end."""
+    model = draft.fields["model"] if draft.kind is Forward and draft.fields["region"] is region else None
+    return model is not None and draft.fields["grad_enabled"] and (owner in model.family() or model in owner.family())

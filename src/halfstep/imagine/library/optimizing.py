@@ -56,7 +56,7 @@ def call(state: Calls, thing: Thing, name: str, args: Args, kwargs: Kwargs, node
         return handler(state, thing, args, kwargs, node)
     if thing.kind == "model":
         return _other_model_method(state, thing, name, args, kwargs, node)
-    if thing.kind == "param" and name.endswith("_"):
+    if thing.kind == "param" and name.endswith("_") and name != "requires_grad_":
         return formats.write_param(state, thing, node)
     if thing.kind == "param" and name == "register_post_accumulate_grad_hook" and args:
         state.memo.setdefault("gradient hooks", []).append((thing, args[0]))

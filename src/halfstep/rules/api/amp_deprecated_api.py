@@ -40,5 +40,5 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     for fact in story.told("deprecated call"):
         device, name = fact.detail.split(".")[1], fact.detail.rsplit(".", 1)[-1]
         if name in ("autocast", "GradScaler"):
-            fix = FixRequest("modernise", fact.place, f"{name}|{device}")
+            fix = None if "made later" in fact.values else FixRequest("modernise", fact.place, f"{name}|{device}")
             yield Found(fact.place, f'`{fact.detail}` is deprecated; use `torch.amp.{name}("{device}", ...)`', fix)

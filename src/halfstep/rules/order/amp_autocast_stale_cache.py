@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import AutocastEnter, Forward, Step
+from halfstep.events.vocabulary import AutocastEnter, Forward, Numeric, Step
 from halfstep.findings.card import Card
 from halfstep.findings.finding import Found, Severity
 
@@ -52,14 +52,20 @@ def train(model, loader, epochs=2):
 
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
-    """A forward pass in the same region as an earlier step."""
-    stepped: dict[int, Step] = {}
+    """A forward pass in the same region as an earlier step, or as weights that were written by hand after another one."""
+    stepped: dict[int, Step | Numeric] = {}
     entered = {event.region.number: event.place for event in trace.of(AutocastEnter)}
     for event in trace.events:
-        if isinstance(event, Step) and event.region is not None:
-            stepped[event.region.number] = event
-        elif isinstance(event, Forward) and event.region is not None and event.region.number in stepped and event.grad_enabled:
-            yield Found(
-                entered.get(event.region.number, event.region.place),
-                "this autocast region stays open over optimizer steps: later forward passes use stale weights",
-            )
+        region = event.region if isinstance(event, (Step, Numeric, Forward)) else None
+        if region is None:
+            continue
+        if isinstance(event, Step) or (isinstance(event, Numeric) and event.kind == "weights written"):
+            stepped[region.number] = event
+        elif isinstance(event, Forward) and event.grad_enabled and (change := stepped.get(region.number)) is not None:
+            if isinstance(change, Step):
+                opened = entered.get(region.number, region.place)
+                message = "this autocast region stays open over optimizer steps: later forward passes use stale weights"
+                yield Found(opened, message)
+            else:
+                message = "weights change here and are used again in the same autocast region, which keeps copies of the old ones"
+                yield Found(change.place, message)
