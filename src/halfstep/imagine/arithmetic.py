@@ -117,6 +117,8 @@ def _numbers(state: State, left: int | float, op: ast.operator, right: int | flo
         tags |= {"share"}
     if isinstance(op, (ast.Div, ast.FloorDiv)) and "loader" in tags_of(left):
         tags |= {f"/{right}"}
+    if isinstance(op, ast.FloorDiv) and left % right:
+        tags |= {"floored"}
     return tagged(value, tags - {"modulo"} if isinstance(op, (ast.Add, ast.Mult)) else tags)
 
 

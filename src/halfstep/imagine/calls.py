@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 from collections.abc import Callable
 
 from halfstep.events.vocabulary import AutocastEnter, AutocastExit, NoSyncEnter, NoSyncExit
+from halfstep.imagine.cursors import collected
 from halfstep.imagine.forwards import Forwards
 from halfstep.imagine.library import attributes, externals, formats, methods, own_optimizers
 from halfstep.imagine.naming import as_flag, hinted
-from halfstep.imagine.state import MAX_DEPTH, BreakLoop, ReturnValue
+from halfstep.imagine.state import MAX_DEPTH, ReturnValue
 from halfstep.imagine.values import (
     NO_TAGS,
     Bound,
@@ -179,18 +179,9 @@ class Calls(Forwards):
         self.in_frame(func, stream.scope, node or func.node, body)
 
     def first_of(self, stream: Stream) -> Value:
-        """The first value that a generator yields."""
-        if not stream.started:
-            stream.started = True
-
-            def take(value: Value) -> Value:
-                stream.first = value
-                raise BreakLoop
-
-            with contextlib.suppress(BreakLoop):
-                self.resume(stream, take)
-        first = stream.first
-        return derive(first) if isinstance(first, Tensor) else first
+        """The next value that a generator yields."""
+        got = collected(self, stream).take(1)
+        return got[0] if got else None
 
     # --- objects of the program ---
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from halfstep.imagine.calls import Calls
+from halfstep.imagine.cursors import Cursor, collected
 from halfstep.imagine.expressions import Expressions
 from halfstep.imagine.statements import Statements
 from halfstep.imagine.values import (
@@ -35,6 +36,10 @@ class Interpreter(Calls, Statements, Expressions):
     def items(self, source: Value, node: ast.AST, body: list[ast.stmt] | None = None) -> Items:
         """What a loop over `source` runs over."""
         source = settled(source)
+        if isinstance(source, Stream):
+            return self._of_stream(source).rest()
+        if isinstance(source, Cursor):
+            return source.rest()
         if isinstance(source, Items):
             return self._batches_in(source, node)
         if isinstance(source, (list, tuple)):
@@ -47,13 +52,18 @@ class Interpreter(Calls, Statements, Expressions):
             return self._of_instance(source, node)
         if isinstance(source, Tensor):
             return Items([derive(source) for _ in range(min(source.rows or 4, 32))])
-        if isinstance(source, Stream):
-            return self._endless(self.first_of(source))
         if isinstance(source, str):
             return Items(list(source)[:8])
         if isinstance(source, Unknown):
             return self._of_unknown(source, node)
         return Items([Unknown("item") for _ in range(2)])
+
+    def _of_stream(self, stream: Stream) -> Cursor:
+        made = collected(self, stream)
+        if made.loader is None and not made.endless and len(made) > 1 and _batch_like(made[0]):
+            key = ("stream", id(stream.function.node))
+            made.loader, made.over = self._named_loader(key, stream.function.name), "loader"
+        return made
 
     def _endless(self, element: Value) -> Items:
         made = Items([element] * (2 * self.micro_batches))

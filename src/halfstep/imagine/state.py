@@ -48,6 +48,10 @@ class Raised(Signal):
     """`raise`."""
 
 
+class Stopped(Raised):
+    """The end of an iterator."""
+
+
 class Exited(Raised):
     """The end of the process, as it was meant: what was heard so far is whole."""
 
@@ -110,6 +114,8 @@ class State:
     no_sync: list[Thing | None] = field(default_factory=list)
     forwards: int = 0
     in_worker: bool = False
+    catching: int = 0
+    """How many `try` around wait for the end of an iterator."""
     counters: dict[str, int] = field(default_factory=dict)
     yields: list[Callable[[Value], Value] | None] = field(default_factory=lambda: [None])
     largest_window: int = 0
@@ -153,8 +159,12 @@ class State:
         """A module is put into a list or dict that a model holds."""
         raise NotImplementedError
 
+    def resume(self, stream: Stream, receive: Callable[[Value], Value], node: ast.AST | None = None) -> None:
+        """Run a generator for a node, handing what it yields to `receive`."""
+        raise NotImplementedError
+
     def first_of(self, stream: Stream) -> Value:
-        """The first value that a generator yields."""
+        """The next value that a generator yields."""
         raise NotImplementedError
 
     # --- places and events ---

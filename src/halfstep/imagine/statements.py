@@ -8,9 +8,10 @@ import re
 from collections.abc import Callable
 
 from halfstep.events.vocabulary import EpochBegin, EpochEnd, Fetch, LoopLeft, Turn
+from halfstep.imagine.cursors import Cursor
 from halfstep.imagine.definitions import Definitions
 from halfstep.imagine.project import skipping
-from halfstep.imagine.state import MICRO_BATCHES, BreakLoop, ContinueLoop, Raised, Restart, ReturnValue
+from halfstep.imagine.state import MICRO_BATCHES, BreakLoop, ContinueLoop, Raised, Restart, ReturnValue, Stopped
 from halfstep.imagine.values import (
     NO_TAGS,
     Items,
@@ -61,15 +62,26 @@ class Statements(Definitions):
         if isinstance(source, Stream):
             self.loop_stream(node, source)
         else:
-            self.loop_items(node, self.items(source, node.iter, node.body), node)
+            items = self.items(source, node.iter, node.body)
+            turns = self.loop_items(node, items, node)
+            if isinstance(source, Cursor):
+                source.at -= len(items) - turns
 
-    def loop_items(self, node: ast.For | ast.AsyncFor, items: Items, at: ast.AST) -> None:
-        """A loop over known items."""
+    def loop_items(self, node: ast.For | ast.AsyncFor, items: Items, at: ast.AST) -> int:
+        """A loop over known items; how many of them it took."""
+        taken = 0
+
+        def turn(item: Value) -> None:
+            nonlocal taken
+            taken += 1
+            self._turn(node, item)
+
         try:
-            self.turns(items, at, lambda item: self._turn(node, item))
+            self.turns(items, at, turn)
         except BreakLoop:
-            return
+            return taken
         self.run(node.orelse)
+        return len(items)
 
     def _turn(self, node: ast.For | ast.AsyncFor, item: Value) -> None:
         self.bind(node.target, item)
@@ -147,10 +159,6 @@ class Statements(Definitions):
         else:
             self.turns(self.items(source, node), node, lambda item: (receive(item), None)[1])
 
-    def resume(self, stream: Stream, receive: Callable[[Value], Value], node: ast.AST | None = None) -> None:
-        """Run a generator for a node, handing what it yields to `receive`."""
-        raise NotImplementedError
-
     def loop_while(self, node: ast.While) -> None:
         """`while`, within a bound."""
         loop, place = self.number("loop"), self.place(node)
@@ -212,12 +220,18 @@ class Statements(Definitions):
             if skips is not None and self.on_data("an exception", False, skips, False):
                 self.run(skips.body)
                 return
-            self.run(node.body)
+            waits = sum(map(_catches_stop, node.handlers))
+            self.catching += waits
+            try:
+                self.run(node.body)
+            finally:
+                self.catching -= waits
             self.run(node.orelse)
-        except Raised:
-            if not node.handlers:
+        except Raised as raised:
+            fitting = [h for h in node.handlers if not isinstance(raised, Stopped) or _catches_stop(h)]
+            if not fitting:
                 raise
-            self.run(node.handlers[0].body)
+            self.run(fitting[0].body)
         finally:
             self.run(node.finalbody)
 
@@ -287,6 +301,11 @@ class Statements(Definitions):
         if turn == self.loops[-1:] and depth > len(self.stack):
             self.world.move(key, self.place(node))
         raise ContinueLoop
+
+
+def _catches_stop(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler is one for the end of an iterator."""
+    return handler.type is None or re.search(r"StopIteration|\bException", ast.unparse(handler.type)) is not None
 
 
 def _text(node: ast.AST) -> str:

@@ -9,6 +9,7 @@ from collections import Counter
 
 from halfstep.events.trace import Fact, Story, Trace
 from halfstep.events.vocabulary import Backward, Made, RunBegin, RunEnd, Turn
+from halfstep.imagine.cursors import say_ends
 from halfstep.imagine.facts import facts_of
 from halfstep.imagine.interpreter import Interpreter
 from halfstep.imagine.naming import hinted, is_index
@@ -149,6 +150,7 @@ class _Teller:
         except Signal:
             pass
         machine.module = self.project.main
+        say_ends(machine, nothing)
         machine.emit(RunEnd, nothing)
         window = machine.largest_window
         if window * 2 + 1 > machine.micro_batches and machine.micro_batches == MICRO_BATCHES and window <= 16:

@@ -301,8 +301,8 @@ class Stream:
 
     function: Function
     scope: Scope
-    first: Value = None
-    started: bool = False
+    cursor: Value = None
+    """Its values, once some were taken one by one."""
 
 
 class Items(list[Value]):

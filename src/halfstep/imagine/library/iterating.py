@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from halfstep.imagine.state import ACCUMULATION, WHOLE_WINDOWS, OutOfBudget, Restart, Signal
+from halfstep.imagine.cursors import Cursor, collected, cursor_over, say_left
+from halfstep.imagine.state import ACCUMULATION, WHOLE_WINDOWS, OutOfBudget, Restart, Signal, Stopped
 from halfstep.imagine.values import (
     NO_TAGS,
     Bound,
@@ -139,9 +140,17 @@ def _enumerate(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: st
 
 
 def _zip(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    if len(args) > 1 and all(a is args[0] for a in args):
-        return _grouped(state.items(settled(args[0]), node), len(args), whole=True)
-    sources = [state.items(settled(a), node) for a in args]
+    cursors = [_cursor(state, a) for a in args]
+    if len(args) > 1 and cursors[0] is not None and all(c is cursors[0] for c in cursors):
+        source = cursors[0].rest()
+        if len(source) % len(args) and not source.endless:
+            say_left(state, len(source) % len(args), node, counted=False)
+        return _grouped(source, len(args), whole=True)
+    counts = [len(state.items(settled(a), node)) for a, c in zip(args, cursors, strict=True) if c is None]
+    sources = [
+        items_like(c.take(min(counts)), c) if c is not None and counts and not c.endless else state.items(settled(a), node)
+        for a, c in zip(args, cursors, strict=True)
+    ]
     if not sources:
         return Items()
     first = next((s for s in sources if s.loader is not None), sources[0])
@@ -153,17 +162,32 @@ def _zip(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> 
 
 
 def _iter(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    return args[0] if args else None
+    value = settled(args[0]) if args else None
+    looped = isinstance(value, (list, tuple, Unknown)) or (isinstance(value, Thing) and value.kind in ("loader", "dataset"))
+    return cursor_over(state, state.items(value, node)) if looped and len(args) == 1 and not isinstance(value, Cursor) else value
 
 
 def _next(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     value = settled(args[0]) if args else None
     if isinstance(value, Stream):
-        return state.first_of(value)
+        value = collected(state, value)
+    if isinstance(value, Cursor):
+        got = value.take(1)
+        if not got and len(args) > 1:
+            return args[1]
+        if not got and state.catching:
+            raise Stopped
+        return (got or value.take(1) or [Unknown("next")])[0]
     if isinstance(value, (list, tuple)):
         return value[0] if value else Unknown("next")
     items = state.items(value, node)
     return items[0] if items else Unknown("next")
+
+
+def _cursor(state: Calls, value: Value) -> Cursor | None:
+    """The iterator that a value is."""
+    value = settled(value)
+    return collected(state, value) if isinstance(value, Stream) else value if isinstance(value, Cursor) else None
 
 
 def _same(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
@@ -172,8 +196,11 @@ def _same(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) ->
 
 
 def _islice(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    source = state.items(settled(args[0]), node) if args else Items()
     stop = settled(args[1 if len(args) == 2 else 2]) if len(args) > 1 else None
+    cursor = _cursor(state, args[0]) if args else None
+    if cursor is not None and isinstance(stop, int):
+        return part_of(cursor.take(stop), items_like([], cursor))
+    source = state.items(settled(args[0]), node) if args else Items()
     if not isinstance(stop, int):
         return part_of(list(source), source)
     return part_of(list(source)[:stop], source)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from halfstep.events.vocabulary import HostRead, RacyRead
+from halfstep.imagine.cursors import Cursor
 from halfstep.imagine.expressions import generator_of
 from halfstep.imagine.library import iterating
 from halfstep.imagine.naming import hinted
@@ -43,6 +44,8 @@ def _same_items(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: s
         copied = state.make("params", None, owners=value.owners)
         copied.owners, copied.facts = value.owners, {**value.facts, "generator": False}
         return copied
+    if isinstance(value, Cursor):
+        return value.rest()
     if isinstance(value, (list, tuple)):
         values = list(value)[::-1] if path == "builtins.reversed" else list(value)
         return items_like(values, value) if isinstance(value, Items) else values

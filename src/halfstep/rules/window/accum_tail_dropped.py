@@ -58,6 +58,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     yield from _never_full(trace, story)
     for optimizer in optimizers(trace):
         yield from _never_used(trace, optimizer)
+        yield from _left_over(trace, optimizer)
         way = accumulation(trace, optimizer)
         if way is None or not way.guarded or _carried(trace, optimizer):
             continue
@@ -129,6 +130,18 @@ def _never_used(trace: Trace, optimizer: Ref) -> Iterator[Found]:
             yield Found(
                 begun.place, f"the last {fetched} micro-batches of an epoch fill no window: they are fetched and never used"
             )
+            return
+
+
+def _left_over(trace: Trace, optimizer: Ref) -> Iterator[Found]:
+    """Fewer than a window of what is taken one by one are left when the turns of the loop around are over."""
+    full = [w for w in windows(trace, optimizer) if w.step is not None and w.backwards]
+    loops = full[-1].backwards[-1].loops if len({w.size for w in full}) == 1 else ()
+    for made in trace.of(Made) if len(loops) > 1 else ():
+        left, counted = made.facts.get("left"), made.facts.get("counted")
+        floored = any("floored" in turn.tags for turn in loops)
+        if made.what.kind == "left over" and isinstance(left, int) and left < full[-1].size and (floored or not counted):
+            yield Found(loops[-2].place, f"the last {left} micro-batches of an epoch fill no window: they are never used")
             return
 
 

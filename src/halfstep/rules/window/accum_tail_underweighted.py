@@ -56,7 +56,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         return
     for optimizer in optimizers(trace):
         way = accumulation(trace, optimizer)
-        if way is None or not way.guarded:
+        if way is None or not (way.guarded or way.counted):
             continue
         usual = {w.step.stack for w in windows(trace, optimizer) if w.step is not None and w.size == way.size}
         for window in windows(trace, optimizer):
