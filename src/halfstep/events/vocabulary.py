@@ -381,15 +381,18 @@ class Collective(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seed(Event):
-    """A global random generator was seeded."""
+    """A random generator was seeded: the global one, or one that the program keeps itself."""
 
     constant: bool
     in_worker: bool = False
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomDraw(Event):
-    """Random numbers were drawn from the global generator."""
+    """Random numbers were drawn from the global generator, or from one that the program keeps itself."""
+
+    own: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -160,14 +160,15 @@ def _unknown(state: State, left: Value, op: ast.operator, right: Value, node: as
     if isinstance(op, ast.Div) and "batch size" in tags_of(left) & tags_of(right):
         tags |= {"share"}
     if isinstance(op, ast.Div) and "sum of means" in tags_of(left):
-        _check_average(state, left, right, node)
+        check_average(state, left, right, node)
+        tags -= {"sum of means"} if tags_of(right) & {"loader", "dataset"} else set()
     if isinstance(op, ast.Mult) and "batch size" in tags:
         tags -= {"sum of means"}
     loaders = getattr(left, "loaders", frozenset()) | getattr(right, "loaders", frozenset())
     return Unknown(ast.unparse(node)[:80], tags, factors=factors, loaders=loaders)
 
 
-def _check_average(state: State, total: Value, right: Value, node: ast.AST) -> None:
+def check_average(state: State, total: Value, right: Value, node: ast.AST) -> None:
     """A sum of means of batches is divided by the number of samples, or of batches of which the last is shorter."""
     short_last = any(loader.facts.get("short last") for loader in getattr(total, "loaders", ()))
     if "dataset" in tags_of(right):

@@ -119,6 +119,7 @@ class Expressions(Comparing):
         key = self.unwrap_truth(settled(self.eval(node.slice)))
         if isinstance(value, dict):
             return self.looked_up(value, key, node)
+        self.share_out(value, key)
         if isinstance(value, (list, tuple, str)):
             if isinstance(key, int) and -len(value) <= key < len(value):
                 return value[key]
@@ -169,6 +170,7 @@ class Expressions(Comparing):
         """A slice; a stride by rank is noted as a shard."""
         parts = [settled(self.eval(p)) if p is not None else None for p in (cut.lower, cut.upper, cut.step)]
         by_rank = "rank" in tags_of(parts[0]) and parts[2] is not None
+        self.share_out(value, parts)
         if "world" in tags_of(parts[1]) and parts[2] is None and isinstance(value, (list, Unknown)):
             return evened(value, tags_of(parts) & {"rank"})
         if isinstance(value, (list, tuple, str)) and all(p is None or isinstance(p, int) for p in parts):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
+from collections.abc import Iterator
 
 from halfstep.events.trace import Fact
 from halfstep.events.vocabulary import Place
@@ -79,21 +80,41 @@ def _swapped(tree: ast.Module, path: str) -> list[Fact]:
     params = {n.name: _arguments(n) for n in functions}
     made = ((n.name, part) for n in ast.walk(tree) if isinstance(n, ast.ClassDef) for part in n.body)
     params |= {name: _arguments(n) for name, n in made if isinstance(n, ast.FunctionDef) and n.name == "__init__"}
+    params |= dict(_partly_given(tree, params))
     found: list[Fact] = []
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
-        name = _last(node.func)
-        names = params.get(name) or (KNOWN_SCHEDULE if re.fullmatch(r"get_\w+_schedule_with_warmup", name) else None)
-        if names is None or not any(_WARM.search(n) for n in names):
+        func, args = _called(node)
+        names = _parameters(_last(func), params)
+        if not any(_WARM.search(n) for n in names):
             continue
-        pairs = [(p, _last(a)) for p, a in zip(names, node.args, strict=False)]
+        pairs = [(p, _last(a)) for p, a in zip(names, args, strict=False)]
         pairs += [(k.arg, _last(k.value)) for k in node.keywords if k.arg]
         warm = next((a for p, a in pairs if _WARM.search(p)), "")
         total = next((a for p, a in pairs if not _WARM.search(p) and _WARM.search(a)), "")
         if warm and not _WARM.search(warm) and total:
             found.append(Fact("swapped arguments", place_of(node, path), f"`{warm}` and `{total}`"))
     return found
+
+
+def _parameters(name: str, params: dict[str, list[str]]) -> list[str]:
+    return params.get(name) or (KNOWN_SCHEDULE if re.fullmatch(r"get_\w+_schedule_with_warmup", name) else [])
+
+
+def _called(node: ast.Call) -> tuple[ast.expr, list[ast.expr]]:
+    """What is called, now or later by `partial`, and what it is given."""
+    return (node.args[0], node.args[1:]) if _last(node.func) == "partial" and node.args else (node.func, node.args)
+
+
+def _partly_given(tree: ast.Module, params: dict[str, list[str]]) -> Iterator[tuple[str, list[str]]]:
+    """Names of functions that `partial` has given some arguments, with the parameters that are left."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _last(node.value.func) == "partial":
+            func, args = _called(node.value)
+            named = {k.arg for k in node.value.keywords}
+            left = [p for p in _parameters(_last(func), params)[len(args) :] if p not in named]
+            yield from ((_last(target), left) for target in node.targets)
 
 
 KNOWN_SCHEDULE = ["optimizer", "num_warmup_steps", "num_training_steps"]

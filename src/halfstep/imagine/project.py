@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from functools import lru_cache
 from pathlib import Path
@@ -118,11 +119,24 @@ def _yields(body: list[ast.stmt]) -> bool:
     return False
 
 
+OF_DATA = re.compile(r"Exception|RuntimeError|OutOfMemoryError|ValueError|OSError|IOError")
+"""Exceptions that come from what a batch holds, and so on one rank only."""
+
+
 def skipping(node: ast.Try) -> ast.ExceptHandler | None:
-    """The handler of a `try` around a backward pass that goes on with the next turn of the loop."""
+    """The handler that leaves out what a batch is for and lets the loop go on: a turn, a function, or a backward pass."""
     calls = (n.func for statement in node.body for n in ast.walk(statement) if isinstance(n, ast.Call))
     trains = any(isinstance(func, ast.Attribute) and func.attr == "backward" for func in calls)
-    return next((h for h in node.handlers if trains and isinstance(h.body[-1], ast.Continue)), None)
+    leaves = (ast.Continue, ast.Return)
+    return next(
+        (
+            h
+            for h in node.handlers
+            if (h.type is None or OF_DATA.search(ast.unparse(h.type)))
+            and (isinstance(h.body[-1], leaves) or (trains and not isinstance(h.body[-1], (ast.Raise, ast.Break))))
+        ),
+        None,
+    )
 
 
 @lru_cache(maxsize=512)

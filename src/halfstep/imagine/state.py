@@ -9,7 +9,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from halfstep.events.vocabulary import AverageUpdate, Backward, Event, Made, Place, Region, Turn
-from halfstep.imagine.values import NO_TAGS, Class, Items, Module, Scope, Stream, Tags, Tensor, Thing, Truth, Unknown, Value
+from halfstep.imagine.values import (
+    NO_TAGS,
+    Class,
+    Items,
+    Module,
+    Scope,
+    Stream,
+    Tags,
+    Tensor,
+    Thing,
+    Truth,
+    Unknown,
+    Value,
+    tags_of,
+)
 from halfstep.imagine.worlds import World
 
 if TYPE_CHECKING:
@@ -215,6 +229,12 @@ class State:
         """An object stands for another one that was heard too."""
         self.things.remove(thing)
         self.drafts = [draft for draft in self.drafts if draft.fields.get("what") is not thing]
+
+    def share_out(self, drawn: Value, key: Value) -> None:
+        """Ranks that take different parts of the same random numbers drew them alike on purpose."""
+        marks = tags_of(drawn) if "rank" in tags_of(key) else NO_TAGS
+        shared = [id(self.memo[mark]) for mark in marks if mark.startswith("draw ")]
+        self.drafts = [draft for draft in self.drafts if id(draft) not in shared]
 
     def say_averaged(self, node: ast.AST) -> None:
         """Copies of weights are moved: an average that the program keeps itself."""

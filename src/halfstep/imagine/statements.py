@@ -14,6 +14,7 @@ from halfstep.imagine.project import skipping
 from halfstep.imagine.state import MICRO_BATCHES, BreakLoop, ContinueLoop, Raised, Restart, ReturnValue, Stopped
 from halfstep.imagine.values import (
     NO_TAGS,
+    External,
     Items,
     Scope,
     Stream,
@@ -274,17 +275,54 @@ class Statements(Definitions):
         """`match`."""
         subject = settled(self.eval(node.subject))
         for case in node.cases:
-            pattern = case.pattern
-            if isinstance(pattern, ast.MatchValue):
-                known = settled(self.eval(pattern.value))
-                if isinstance(subject, (str, int, bool)) and subject != known:
-                    continue
-                if not isinstance(subject, (str, int, bool)) and not self.flag(
-                    f"{ast.unparse(node.subject)} == {known!r}", False, pattern
-                ):
-                    continue
-            self.run(case.body)
-            return
+            fits = self.fits(case.pattern, subject, node.subject)
+            if fits and (case.guard is None or self.truth(self.eval(case.guard), case.guard)):
+                self.run(case.body)
+                return
+
+    def fits(self, pattern: ast.pattern, subject: Value, node: ast.expr) -> bool:
+        """Whether a value has the form of a pattern, whose names it then gives their values."""
+        subject = settled(subject)
+        if isinstance(pattern, ast.MatchAs):
+            fits = pattern.pattern is None or self.fits(pattern.pattern, subject, node)
+            if fits and pattern.name is not None:
+                self.bind_name(pattern.name, subject)
+            return fits
+        if isinstance(pattern, ast.MatchOr):
+            return any(self.fits(each, subject, node) for each in pattern.patterns)
+        if isinstance(pattern, ast.MatchValue):
+            known = settled(self.eval(pattern.value))
+            plain = isinstance(subject, (str, int, bool))
+            return bool(subject == known) if plain else self.flag(f"{ast.unparse(node)} == {known!r}", False, pattern)
+        if isinstance(pattern, ast.MatchSingleton):
+            return subject is pattern.value
+        if isinstance(pattern, ast.MatchClass):
+            return self._is_of(pattern, subject, node)
+        if isinstance(pattern, ast.MatchSequence):
+            return self._has_parts(pattern, subject, node)
+        if isinstance(pattern, ast.MatchMapping) and isinstance(subject, dict):
+            keys = [settled(self.eval(key)) for key in pattern.keys]
+            return all(k in subject and self.fits(p, subject[k], node) for k, p in zip(keys, pattern.patterns, strict=True))
+        return not isinstance(subject, Tensor)
+
+    def _is_of(self, pattern: ast.MatchClass, subject: Value, node: ast.expr) -> bool:
+        answer = self.call(External("builtins.isinstance"), [subject, self.eval(pattern.cls)], {}, pattern)
+        if not self.truth(answer, pattern):
+            return False
+        inner = pattern.patterns
+        return all(self.fits(p, subject if len(inner) == 1 else Unknown("?"), node) for p in inner) and all(
+            self.fits(p, self.getattr(subject, name, pattern), node)
+            for name, p in zip(pattern.kwd_attrs, pattern.kwd_patterns, strict=True)
+        )
+
+    def _has_parts(self, pattern: ast.MatchSequence, subject: Value, node: ast.expr) -> bool:
+        inner = pattern.patterns
+        if any(isinstance(p, ast.MatchStar) for p in inner) or not isinstance(subject, (list, tuple)):
+            whole = isinstance(subject, (list, tuple, Unknown)) or (isinstance(subject, Tensor) and bool(subject.loaders))
+            return whole and all(
+                isinstance(p, ast.MatchStar) or self.fits(p, self.part(subject, i), node) for i, p in enumerate(inner)
+            )
+        return len(subject) == len(inner) and all(self.fits(p, v, node) for p, v in zip(inner, subject, strict=True))
 
     def evaluate(self, node: ast.Expr) -> None:
         """An expression as a statement."""

@@ -232,6 +232,8 @@ class _Teller:
         """The class of the program that holds its settings, if there is just one and it has all defaults."""
         classes = [v for v in self.project.main.scope.names.values() if isinstance(v, Class) and "dataclass" in v.decorators]
         named = [c for c in classes if SETTINGS.search(c.name)]
+        parts = {n.id for c in named for n in ast.walk(c.node) if isinstance(n, ast.Name)}
+        named = [c for c in named if c.name not in parts] or named
         fields = [s for c in named for s in c.node.body if isinstance(s, ast.AnnAssign)]
         return named[0] if len(named) == 1 and all(s.value is not None for s in fields) else None
 

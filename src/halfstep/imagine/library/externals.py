@@ -146,7 +146,7 @@ def blend(state: Calls, name: str, values: list[Value], node: ast.AST) -> Value:
     if len(passed) == 1 and not models:
         return passed[0]
     loaders = frozenset().union(*(getattr(v, "loaders", frozenset()) for v in inputs if isinstance(v, Unknown)))
-    return Unknown(name[:80], tags, loaders=loaders)
+    return Unknown(name[:80], tags - {"sum of means"}, loaders=loaders)
 
 
 def call_unknown(state: Calls, func: Unknown, args: list[Value], kwargs: dict[str, Value], node: ast.AST) -> Value:

@@ -40,8 +40,9 @@ def _len(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> 
         return tagged(len(value), frozenset({"loader"}))
     if isinstance(value, (list, tuple)):
         batches = len(value) > 1 and _is_batch(value[0])
-        losses = bool(value) and isinstance(first := settled(value[0]), Tensor) and first.grad
-        return tagged(len(value), frozenset({"loader"}) if batches else frozenset({"parts"}) if losses else NO_TAGS)
+        first = settled(value[0]) if value else None
+        losses, means = isinstance(first, Tensor) and first.grad, "sum of means" in tags_of(first)
+        return tagged(len(value), frozenset({"loader"}) if batches or means else frozenset({"parts"}) if losses else NO_TAGS)
     if isinstance(value, (dict, str)):
         return len(value)
     if isinstance(value, Thing) and value.kind == "loader":
@@ -79,7 +80,7 @@ def _unknown_length(state: Calls, value: Unknown) -> Value:
         return Unknown("batch size", frozenset({"batch size"}))
     if any(word in last for word in ("load", "batches", "iter", "_dl", "data")) or last == "dl":
         return tagged(state.micro_batches, frozenset({"loader"}))
-    return Unknown(f"len({value.name})")
+    return Unknown(f"len({value.name})", value.tags & {"strided"})
 
 
 def _is_batch(value: Value) -> bool:

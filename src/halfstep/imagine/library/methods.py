@@ -6,9 +6,10 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from halfstep.events.vocabulary import Retain, SetEpoch
+from halfstep.events.vocabulary import Retain, Seed, SetEpoch
 from halfstep.imagine.library import frameworks, optimizing, tensor_methods
 from halfstep.imagine.library.externals import blend, call_unknown, shown
+from halfstep.imagine.library.stdlib import is_constant
 from halfstep.imagine.naming import hinted
 from halfstep.imagine.values import (
     Bound,
@@ -173,6 +174,8 @@ def _on_thing(state: Calls, value: Thing, name: str, args: Args, kwargs: Kwargs,
     if value.kind == "super":
         return None
     if value.kind == "generator" and name == "manual_seed":
+        value.facts["constant"] = bool(args) and is_constant(args[0])
+        state.emit(Seed, node, constant=value.facts["constant"], own=True)
         return value
     if value.kind == "params" and name in ("__iter__",):
         return value

@@ -19,6 +19,7 @@ from halfstep.events.vocabulary import (
 )
 from halfstep.imagine.library import formats, frameworks, tensor_methods, tensors, training
 from halfstep.imagine.library.externals import blend
+from halfstep.imagine.library.metrics import named
 from halfstep.imagine.state import Reach
 from halfstep.imagine.values import (
     Bound,
@@ -330,21 +331,11 @@ def _schedule(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.
         return None
     metric, measured = "", getattr(settled(args[0]), "name", "") if args else ""
     if isinstance(node, ast.Call) and (node.args or node.keywords):
-        metric = _metric(state, node.args[0] if node.args else node.keywords[0].value)
+        metric = named(state, node.args[0] if node.args else node.keywords[0].value)
     optimizer = thing.facts.get("optimizer")
     told: dict[str, Value] = {"metric": metric, "measured": measured, "argument": bool(args or kwargs)}
     state.emit(SchedulerStep, node, scheduler=thing, optimizer=optimizer, **told)
     return None
-
-
-def _metric(state: Calls, node: ast.expr) -> str:
-    if isinstance(node, ast.IfExp):
-        return _metric(state, node.body if state.truth(state.eval(node.test), node.test) else node.orelse)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return "-" + _metric(state, node.operand)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and isinstance(node.left, ast.Constant):
-        return "-" + _metric(state, node.right)
-    return ast.unparse(node)[:60]
 
 
 HANDLERS: dict[str, dict[str, Callable[..., Value]]] = {

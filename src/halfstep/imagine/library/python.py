@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from halfstep.events.vocabulary import HostRead, RacyRead
+from halfstep.imagine.arithmetic import arithmetic
 from halfstep.imagine.cursors import Cursor
 from halfstep.imagine.expressions import generator_of
 from halfstep.imagine.library import iterating
@@ -63,6 +64,17 @@ def _sum(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> 
     if isinstance(value, Unknown):
         return Unknown(f"sum({value.name})", value.tags)
     return derive(value) if isinstance(value, Tensor) else Unknown("sum")
+
+
+def _mean(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    """The mean of a list of numbers that weigh alike."""
+    from halfstep.imagine.library.externals import blend
+
+    value = settled(args[0]) if args else None
+    if not isinstance(value, (list, tuple)) or len(args) > 1 or kwargs:
+        return blend(state, path, [*args, *kwargs.values()], node)
+    count = iterating.TABLE["builtins.len"](state, node, args, {}, path)
+    return arithmetic(state, total_of(state, list(value), node), ast.Div(), count, node)
 
 
 def total_of(state: Calls, values: list[Value], node: ast.AST) -> Value:
@@ -285,7 +297,8 @@ TABLE: dict[str, Callable[..., Value]] = {
     "builtins.sorted": _sorted,
     "builtins.reversed": _same_items,
     "builtins.set": _same_items,
-    "builtins.sum": _sum,
+    **dict.fromkeys(("builtins.sum", "math.fsum", "numpy.sum"), _sum),
+    **dict.fromkeys(("statistics.fmean", "statistics.mean", "numpy.mean"), _mean),
     "builtins.max": _extreme,
     "builtins.min": _extreme,
     "builtins.int": _number,

@@ -49,6 +49,23 @@ def _field(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -
     return Partial(kwargs["default_factory"], [], {}) if "default_factory" in kwargs else kwargs.get("default", Unknown("field"))
 
 
+def _as_dict(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    """What an object holds, by name; `asdict` does so for the objects in it too."""
+    value = settled(args[0]) if args else None
+    if not isinstance(value, Instance):
+        return Unknown("fields", tags_of(args))
+    deep = path.endswith("asdict")
+    held = ((k, settled(v)) for k, v in value.attrs.items())
+    return {k: _as_dict(state, node, [v], {}, path) if deep and isinstance(v, Instance) else v for k, v in held}
+
+
+def _replace(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    """A copy of a dataclass with other values in some of its fields."""
+    value = settled(args[0]) if args else None
+    named = {key: hinted(key, new) for key, new in kwargs.items()}
+    return Instance(value.cls, {**value.attrs, **named}) if isinstance(value, Instance) else Unknown("copy", tags_of(args))
+
+
 def _math(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     value = settled(args[0]) if args else 0
     name = path.rsplit(".", 1)[-1]
@@ -78,13 +95,16 @@ def _collect(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str)
 
 
 def _seed(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    value = args[0] if args else next(iter(kwargs.values()), None)
-    tags = tags_of(value)
-    known = not tags & {"rank", "worker", "data"} and not (
-        isinstance(value, Unknown) and "seed" in value.name and "()" in value.name
+    state.emit(
+        Seed, node, constant=is_constant(args[0] if args else next(iter(kwargs.values()), None)), in_worker=state.in_worker
     )
-    state.emit(Seed, node, constant=known and value is not None, in_worker=state.in_worker)
     return None
+
+
+def is_constant(seed: Value) -> bool:
+    """Whether a seed is the same wherever and whenever it is used."""
+    made = isinstance(seed, Unknown) and "seed" in seed.name and "()" in seed.name
+    return seed is not None and not made and not tags_of(seed) & {"rank", "worker", "data"}
 
 
 def _exit(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
@@ -155,6 +175,9 @@ TABLE: dict[str, Callable[..., Value]] = {
     "copy.deepcopy": _deepcopy,
     "copy.copy": _deepcopy,
     "dataclasses.field": _field,
+    "dataclasses.asdict": _as_dict,
+    "dataclasses.replace": _replace,
+    "builtins.vars": _as_dict,
     "collections.defaultdict": _defaultdict,
     "collections.OrderedDict": python.TABLE["builtins.dict"],
     "gc.collect": _collect,

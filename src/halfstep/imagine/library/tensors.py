@@ -231,9 +231,14 @@ def layer(state: Calls, node: ast.AST, name: str, args: Args, kwargs: Kwargs) ->
 
 
 def _random(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-    if kwargs.get("generator") is None:
+    made, generator = _fresh(state, node, args, kwargs, path), settled(kwargs.get("generator"))
+    if generator is None:
         state.emit(RandomDraw, node)
-    return _fresh(state, node, args, kwargs, path)
+    elif isinstance(generator, Thing) and generator.facts.get("constant") and not path.endswith(("randperm", "multinomial")):
+        state.emit(RandomDraw, node, own=True)
+        state.memo[mark := f"draw {state.number('draw')}"] = state.drafts[-1]
+        made.tags |= {mark}
+    return made
 
 
 def _fresh(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:

@@ -65,7 +65,10 @@ def _optimizer(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: st
     params = args[0] if args else kwargs.get("params")
     owners, whole, _ = params_of(state, params)
     lr = kwargs.get("lr", args[1] if len(args) > 1 else None)
-    facts: dict[str, Value] = {"lr": lr, "class": path.rsplit(".", 1)[-1], "whole": whole}
+    rates = (
+        [group.get("lr", lr) for group in held if isinstance(group, dict)] if isinstance(held := settled(params), list) else []
+    )
+    facts: dict[str, Value] = {"lr": lr, "rates": rates or [lr], "class": path.rsplit(".", 1)[-1], "whole": whole}
     made = state.make("optimizer", node, **facts)
     made.owners = owners
     made.facts["of copies"] = not owners and "copied weights" in tags_of(params)
@@ -165,9 +168,11 @@ SAMPLED_STEPS = (0, 1, 2, 5, 10, 30, 100, 300, 1000, 3000, 10_000)
 
 def _ask_lambda(state: Calls, made: Thing, facts: dict[str, Value], rest: Args, optimizer: Value, node: ast.AST) -> None:
     """Call the schedule with some steps: is its peak the learning rate itself?"""
-    lr = optimizer.facts.get("lr") if isinstance(optimizer, Thing) else None
-    for value in _flat([*rest, facts.get("lr_lambda")]):
-        if not isinstance(value, (Function, Bound, Partial, Instance)) or lr is None:
+    rates = optimizer.facts.get("rates", []) if isinstance(optimizer, Thing) else []
+    asked = [v for v in _flat([*rest, facts.get("lr_lambda")]) if isinstance(v, (Function, Bound, Partial, Instance))]
+    paired = zip(asked, rates, strict=True) if len(asked) == len(rates) else ((v, lr) for v in asked for lr in rates)
+    for value, lr in paired:
+        if lr is None:
             continue
         results = [settled(state.call(value, [step], {}, node)) for step in SAMPLED_STEPS]
         known = [r for r in results if isinstance(r, (int, float))]

@@ -71,7 +71,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         mode = args.get("mode", "min")
         negated = event.metric.startswith("-")
         name = event.metric.lstrip("-")
-        falling = not negated and bool(REST.match(event.measured) or DOWN.search(event.measured.replace(name, "")))
+        falling = not negated and bool(REST.match(event.measured) or DOWN.search(_said(event.measured, name)))
         rises = bool(UP.search(name)) and not DOWN.search(name) and not falling
         falls = bool(DOWN.search(name)) and not UP.search(name)
         wanted = "max" if rises != negated else "min"
@@ -79,3 +79,8 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             made = trace.made(event.scheduler)
             fix = FixRequest("keyword", made.place, f'mode="{wanted}"', position=1) if made is not None and made.place else None
             yield Found(event.place, f'`{name}` should be watched with mode="{wanted}", but the scheduler uses "{mode}"', fix)
+
+
+def _said(measured: str, name: str) -> str:
+    """What else is said of a number, but for what it is divided by: that falls where the number rises."""
+    return re.sub(r"/ *\w+", "", measured.replace(name.split(" = ")[0], ""))

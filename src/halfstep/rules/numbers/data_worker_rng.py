@@ -63,7 +63,7 @@ def train(model, dataset, epochs=2):
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """Constant seeds in a worker, and generators that the data set brings along."""
     for event in trace.of(Seed):
-        if event.in_worker and event.constant:
+        if event.in_worker and event.constant and not event.own:
             fix = FixRequest("seed-of-worker", event.place) if event.place is not None else None
             yield Found(event.place, "every worker gets this seed: they all draw the same numbers", fix)
     for made in trace.of(Made):

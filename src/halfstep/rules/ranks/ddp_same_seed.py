@@ -78,10 +78,15 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     """A constant seed as the last one before random draws in a distributed training loop."""
     if not any(b.ddp for b in trace.of(Backward)):
         return
-    seeds = [e for e in trace.of(Seed) if not e.in_worker]
+    for own in (False, True):
+        yield from _alike(trace, [e for e in trace.of(Seed) if not e.in_worker and e.own == own], own)
+
+
+def _alike(trace: Trace, seeds: list[Seed], own: bool) -> Iterator[Found]:
     turns = {t.loop for b in trace.of(Backward) for t in b.loops}
     outer = len(seeds[-1].loops) if seeds else 0
-    draws = [e for e in trace.of(RandomDraw) if len(e.loops) > outer and any(t.loop in turns for t in e.loops)]
+    of_kind = (e for e in trace.of(RandomDraw) if e.own == own)
+    draws = [e for e in of_kind if len(e.loops) > outer and any(t.loop in turns for t in e.loops)]
     if seeds and draws and all(s.constant for s in seeds):
         backward = next(b for b in trace.of(Backward) if b.ddp)
         place = call_site(seeds[-1], backward)

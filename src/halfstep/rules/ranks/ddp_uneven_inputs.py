@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Backward, Made
+from halfstep.events.vocabulary import Backward, Made, Turn
 from halfstep.findings.card import Card
 from halfstep.findings.finding import Found, Severity
 
@@ -75,10 +75,16 @@ def train(model, dataset, epochs=2):
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """Strided shards of data that feed a DDP model, without join."""
-    if not any(b.ddp for b in trace.of(Backward)) or any(m.what.kind == "join" for m in trace.of(Made)):
+    alike = all(_counts_alike(b.loops) for b in trace.of(Backward) if b.ddp)
+    if alike or any(m.what.kind == "join" for m in trace.of(Made)):
         return
     for made in trace.of(Made):
         if made.what.kind == "strided shard":
             yield Found(
                 made.place, "shards cut by rank may hold different numbers of batches: one rank ends early and the others hang"
             )
+
+
+def _counts_alike(loops: tuple[Turn, ...]) -> bool:
+    """Whether only loops are around that count to a number which has nothing to do with the data."""
+    return bool(loops) and all(turn.over == "count" and not turn.tags & {"strided", "uneven", "rank", "part"} for turn in loops)
