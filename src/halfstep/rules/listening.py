@@ -281,6 +281,19 @@ def cleared(story: Story, root: str) -> set[tuple[object, ...]]:
     return {alike(o) for trace in story.traces if trace.root == root for o in cleared_in(trace)}
 
 
+def all_step(trace: Trace, backward: Backward) -> bool:
+    """Whether no optimizer that may hold these gradients is cleared before it steps: what it holds is trained by them."""
+    left = set(backward.optimizers)
+    for event in trace.of(Step, ZeroGrad):
+        if event.serial < backward.serial:
+            continue
+        if isinstance(event, Step):
+            left.discard(event.optimizer)
+        elif left.intersection(event.optimizers):
+            return False
+    return True
+
+
 def known_to_clear(trace: Trace, story: Story, optimizer: Ref) -> bool:
     """Whether some path clears an optimizer's gradients; where one line makes several, only what was heard of itself counts."""
     made = trace.made(optimizer)

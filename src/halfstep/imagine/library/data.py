@@ -55,7 +55,7 @@ def _loader(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) 
     facts: dict[str, Value] = {
         "sampler": sampler,
         "batch_sampler": settled(given.get("batch_sampler")),
-        "shuffle": state.truth(shuffle, node) if shuffle is not None else False,
+        "shuffle": _is_asked_for(shuffle) or (shuffle is not None and state.truth(shuffle, node)),
         "dataset": inner if inner is not None else dataset,
         "dataset name": getattr(dataset, "name", ""),
         "iterable": bool(inner is not None and inner.facts.get("iterable")),
@@ -78,6 +78,12 @@ def _loader(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) 
     made = state.make("loader", node, **facts, **_undivided(state, dataset, given, node))
     _imagine_worker(state, made, dataset, given, node)
     return made
+
+
+def _is_asked_for(value: Value) -> bool:
+    """Whether a caller says it who is not known, with no default."""
+    value = settled(value)
+    return isinstance(value, Unknown) and not value.has_default
 
 
 EVENED = re.compile(r"ceil|//|%|pad|drop|total", re.I)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from halfstep.events.vocabulary import Report
+from halfstep.events.vocabulary import Numeric, Report
 from halfstep.imagine.library import (
     amp,
     data,
@@ -76,7 +76,7 @@ def call(state: Calls, func: External, args: list[Value], kwargs: dict[str, Valu
         return handler(state, node, args, kwargs, path)
     if MAIN.search(func.last):
         return Unknown(func.last, frozenset({"main"}))
-    escape(args, kwargs)
+    escape(state, args, kwargs, node)
     return blend(state, f"{func.path}()", [*args, *kwargs.values()], node)
 
 
@@ -106,8 +106,10 @@ def canonical(path: str) -> str:
     return path
 
 
-def escape(args: list[Value], kwargs: dict[str, Value]) -> None:
+def escape(state: Calls, args: list[Value], kwargs: dict[str, Value], node: ast.AST) -> None:
     """Objects handed to code that is not heard: it may do anything to them."""
+    if state.loops and any(model_of(value) is not None for value in [*args, *kwargs.values()]):
+        state.emit(Numeric, node, kind="model handed on")
     for value in flat([*args, *kwargs.values()]):
         value = settled(value)
         if isinstance(value, Thing) and value.kind in ESCAPING and value.kind != "model":
@@ -137,7 +139,7 @@ def blend(state: Calls, name: str, values: list[Value], node: ast.AST) -> Value:
         made = derive(base, models=base.models | models, grad=state.grad_enabled, dtype=None, tags=base.tags | {"data"})
         made.divisors = base.divisors
         made.reduction = None
-        if not any(t.grad for t in tensors_in):
+        if not any(t.grad for t in tensors_in) or not (models or _LOSS.search(name)):
             made.tags |= {"guess"}
         return made
     if tensors_in:
@@ -147,6 +149,10 @@ def blend(state: Calls, name: str, values: list[Value], node: ast.AST) -> Value:
         return passed[0]
     loaders = frozenset().union(*(getattr(v, "loaders", frozenset()) for v in inputs if isinstance(v, Unknown)))
     return Unknown(name[:80], tags - {"sum of means"}, loaders=loaders)
+
+
+_LOSS = re.compile(r"^torch\.|loss|crit|objective|nll|energy|penalty", re.I)
+"""Names of functions whose results surely have a graph."""
 
 
 def call_unknown(state: Calls, func: Unknown, args: list[Value], kwargs: dict[str, Value], node: ast.AST) -> Value:
@@ -172,7 +178,7 @@ def call_unknown(state: Calls, func: Unknown, args: list[Value], kwargs: dict[st
         if isinstance(made, Tensor):
             state._mark_distribution(func.owner, made, node)
         return made
-    escape(args, kwargs)
+    escape(state, args, kwargs, node)
     key = f"{func.name}()"
     result = blend(state, key, inputs, node)
     if isinstance(result, Unknown) and all(isinstance(each, str) for each in inputs):

@@ -44,6 +44,7 @@ def call(state: Calls, value: Tensor, name: str, args: Args, kwargs: Kwargs, nod
         seed = settled(args[0] if args else kwargs.get("gradient"))
         weighed = (Divisor(None, tags_of(seed), state.place(node)),) if seed is not None else ()
         scaler = value.scaler or getattr(seed, "scaler", None)
+        value.tags -= {"guess"}
         say_backward(state, derive(value, divisors=(*value.divisors, *weighed), scaler=scaler), node)
         return None
     if name in HOST_READS:

@@ -174,7 +174,8 @@ NO_SUCH_TARGET = -1
 def loss(state: Calls, name: str, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
     """A named criterion."""
 
-    reduction = kwargs.get("reduction", "mean")
+    summed = kwargs.get("size_average") is False
+    reduction = kwargs.get("reduction", "sum" if summed else "mean") if kwargs.get("reduce") is not False else "none"
     reduction = reduction if isinstance(reduction, str) else None
     state.emit(Loss, node, criterion=name, reduction=reduction, region=state.region)
     tensors = [v for v in flat([*args, *kwargs.values()]) if isinstance(v, Tensor)]

@@ -9,7 +9,7 @@ from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Backward, Forward, Mode, Place, Ref
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
-from halfstep.rules.listening import call_site
+from halfstep.rules.listening import all_step, call_site
 
 CARD = Card(
     code="HS701",
@@ -90,7 +90,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
                 switched[event.model] = event
         elif isinstance(event, Forward):
             trained |= {event.model} & set(switched) if not event.grad_enabled else set()
-        else:
+        elif all_step(trace, event):
             trained.update(m for m in event.models if m not in event.eval_mode)
             for model in event.eval_mode:
                 mode = switched.get(model) or next(iter(switched.values()), None)

@@ -78,7 +78,7 @@ def train(loader, val_loader, epochs=2):
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """Forward passes with gradients in a loop over validation data that has no backward pass."""
     trained = {m for b in trace.of(Backward) for m in b.models}
-    asked = [n.serial for n in trace.of(Numeric) if n.kind == "gradients of inputs"]
+    asked = [n.serial for n in trace.of(Numeric) if n.kind in ("gradients of inputs", "model handed on")]
     for begin, forwards, end in validation_passes(trace):
         first = next((f for f in forwards if f.grad_enabled), None)
         needed = any(begin.serial < serial < end.serial for serial in asked)
