@@ -113,6 +113,8 @@ def _numbers(state: State, left: int | float, op: ast.operator, right: int | flo
             value = _soon(left, right)
     if isinstance(op, (ast.Div, ast.FloorDiv)) and "accum" in tags_of(right):
         tags |= {"/accum"}
+    if isinstance(op, ast.Div) and isinstance(left, int) and isinstance(right, int):
+        tags |= {"quotient"}
     if isinstance(op, ast.Div) and "batch size" in tags_of(left) & tags_of(right):
         tags |= {"share"}
     if isinstance(op, (ast.Div, ast.FloorDiv)) and "loader" in tags_of(left):
@@ -262,7 +264,7 @@ def _divisor(state: State, tensor: Tensor, left: Value, op: ast.operator, other:
     if isinstance(op, ast.Div) and left is tensor and not isinstance(other, (Thing, Instance)):
         if "parts" in tags:
             return None
-        if isinstance(node, ast.BinOp) and _PARTS.search(ast.unparse(node.right)):
+        if isinstance(node, ast.BinOp) and (_PARTS.search(ast.unparse(node.right)) or _terms(node.left) == other):
             tags |= {"parts"}
         number = float(other) if isinstance(other, (int, float)) else None
         if isinstance(other, Unknown) and _is_count(other):
@@ -277,10 +279,17 @@ def _divisor(state: State, tensor: Tensor, left: Value, op: ast.operator, other:
     if isinstance(op, ast.Mult) and isinstance(other, (Ratio, float)) and 0 < other < 1 and tags & {"accum", "world"}:
         return Divisor(1 / other, tags, place)
     if isinstance(op, ast.Mult) and isinstance(other, float) and 0 < other < 1 and abs(1 / other - round(1 / other)) < 1e-6:
-        return Divisor(1 / other, tags, place) if "/accum" in tags else None
+        return Divisor(1 / other, tags, place) if tags & {"/accum", "quotient"} else None
     if isinstance(op, ast.Mult) and isinstance(other, (Unknown, Count)) and "/accum" in tags:
         return Divisor(None, tags, place)
     return None
+
+
+def _terms(node: ast.expr) -> int:
+    """How many losses a sum is of, as it is written; 0 where there is no sum."""
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Add):
+        return 0
+    return max(_terms(node.left), 1) + max(_terms(node.right), 1)
 
 
 def _is_loss_scale(factor: Value, node: ast.AST) -> bool:

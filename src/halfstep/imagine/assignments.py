@@ -82,7 +82,12 @@ class Assignments(State):
         elif isinstance(target, ast.Attribute):
             self.setattr(self.eval(target.value), target.attr, value, target)
         elif isinstance(target, ast.Subscript):
-            self.setitem(self.eval(target.value), self.eval(target.slice), value, target)
+            held = self.eval(target.value)
+            if isinstance(held, list) and isinstance(value, list) and ast.unparse(target.slice) == ":":
+                held[:] = value
+                self.memo.pop(("container", id(held)), None)
+            else:
+                self.setitem(held, self.eval(target.slice), value, target)
         elif isinstance(target, ast.Starred):
             self.bind(target.value, value)
 

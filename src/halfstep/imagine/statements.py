@@ -15,6 +15,7 @@ from halfstep.imagine.state import MICRO_BATCHES, BreakLoop, ContinueLoop, Raise
 from halfstep.imagine.values import (
     NO_TAGS,
     External,
+    Instance,
     Items,
     Scope,
     Stream,
@@ -259,6 +260,22 @@ class Statements(Definitions):
         for target in node.targets:
             if isinstance(target, ast.Name):
                 self.scope.names.pop(target.id, None)
+            elif isinstance(target, ast.Subscript):
+                self.remove_item(settled(self.eval(target.value)), target.slice)
+            elif isinstance(target, ast.Attribute) and isinstance(owner := settled(self.eval(target.value)), Instance):
+                owner.attrs.pop(target.attr, None)
+
+    def remove_item(self, held: Value, at: ast.expr) -> None:
+        """`del held[at]`; a list that is emptied keeps nothing alive."""
+        if isinstance(held, list) and isinstance(at, ast.Slice):
+            bounds = [settled(self.eval(part)) if part is not None else None for part in (at.lower, at.upper, at.step)]
+            if all(bound is None or isinstance(bound, int) for bound in bounds) and bounds[2] != 0:
+                del held[slice(*bounds)]
+                self.memo.pop(("container", id(held)), None)
+        elif isinstance(held, (list, dict)):
+            key = self.unwrap_truth(settled(self.eval(at)))
+            with contextlib.suppress(TypeError, LookupError):
+                del held[key]
 
     def declare(self, node: ast.Global | ast.Nonlocal) -> None:
         """`global` and `nonlocal`."""

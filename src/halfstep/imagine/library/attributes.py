@@ -291,7 +291,8 @@ def _params(state: Calls, owners: set[Thing]) -> Thing:
 def write(state: Calls, thing: Thing, name: str, new: Value, node: ast.AST) -> None:
     """What setting an attribute of a library object means."""
     if name == "grad" and new is None and thing.kind == "param":
-        state.emit(ZeroGrad, node, optimizers=Reach(frozenset(thing.owners)), partial=bool(thing.facts.get("picked")))
+        one_of_many = bool(thing.facts.get("picked") or thing.facts.get("layer"))
+        state.emit(ZeroGrad, node, optimizers=Reach(frozenset(thing.owners)), partial=one_of_many)
     elif name == "grad" and thing.kind == "param" and isinstance(new, Tensor) and "gradient" in new.tags:
         training.edit_gradients(state, thing.owners, new.divisors[-1] if new.divisors else None, node)
     elif name == "grad" and thing.kind == "param":

@@ -31,6 +31,8 @@ def _deepcopy(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str
     if isinstance(value, Unknown) and MODEL.search(value.name):
         value = state.promote(value, "model")
     model = model_of(value)
+    if model is None and isinstance(value, Instance) and value.thing is None:
+        return Instance(value.cls, dict(value.attrs))
     if model is None:
         return list(value) if type(value) is list else dict(value) if type(value) is dict else value
     copied = state.make("model", node, copy_of=model)

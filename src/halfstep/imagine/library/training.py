@@ -255,7 +255,7 @@ TABLE: dict[str, Callable[..., Value]] = {
 """Handlers by path."""
 PATTERNS: tuple[tuple[re.Pattern[str], Callable[..., Value]], ...] = (
     (re.compile(r"(^|\.)(zero|clear|reset)_?grad(s|ients?)?$"), _clear),
-    (re.compile(r"lr_scheduler\.[A-Z]\w+$"), _scheduler),
+    (re.compile(r"(lr_scheduler\.[A-Z]\w+|swa_utils\.SWALR)$"), _scheduler),
     (re.compile(r"(^|\.)get_(\w+_)?schedule(r)?(_with\w*)?$"), _scheduler),
     (re.compile(r"(^|\.)(AveragedModel|ModelEma\w*|EMA|ExponentialMovingAverage|EMAModel)$"), _average),
     (re.compile(r"^torch\.optim\.(\w+\.)?[A-Z]\w+$"), _optimizer),
