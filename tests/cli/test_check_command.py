@@ -1,3 +1,4 @@
+import ast
 import io
 import json
 import sys
@@ -6,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from halfstep.cli.main import main
+from halfstep.events.trace import Story
 from halfstep.findings.registry import find_rule
+from halfstep.imagine.story import tell
 
 BAD = find_rule("amp-clip-before-unscale").card.example
 GOOD = find_rule("amp-clip-before-unscale").card.instead
@@ -119,6 +122,24 @@ def test_named_file_that_is_not_python_exits_2_and_the_others_are_reported(
     assert written.out.startswith("::error file=")
     assert written.err == f"halfstep: {broken} is not Python that can be read (line 1: invalid syntax).\n"
     assert main(["check", str(script.parent)]) == 1
+
+
+def test_a_fault_of_the_checker_itself_leaves_the_answer_for_the_other_files(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = script.with_name("odd.py")
+    odd.write_text(GOOD)
+
+    def broken(tree: ast.Module, path: str) -> Story:
+        if path.endswith("odd.py"):
+            raise KeyError("lost")
+        return tell(tree, path)
+
+    monkeypatch.setattr("halfstep.cli.check.tell", broken)
+    assert main(["check", str(script.parent)]) == 2
+    told = capsys.readouterr()
+    assert "amp-clip-before-unscale" in told.out
+    assert told.err.startswith(f"halfstep: {odd} was not checked: halfstep itself failed (KeyError: 'lost'; test_check_command.py,")
 
 
 def test_standard_input_cannot_be_fixed_but_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

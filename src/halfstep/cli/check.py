@@ -6,12 +6,13 @@ import argparse
 import difflib
 import json
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from halfstep.errors import SourceError, UsageError
+from halfstep.errors import HalfstepError, SourceError, UsageError
 from halfstep.findings.finding import Edit, Finding, Safety, Severity
 from halfstep.findings.registry import Rule
 from halfstep.imagine.edits import Editor, applied
@@ -110,17 +111,31 @@ def _check_all(args: argparse.Namespace, settings: Settings, limit: Severity) ->
     report = _Report()
     safety = {Safety.SAFE, Safety.UNSAFE} if args.unsafe_fixes else {Safety.SAFE} if args.fix or args.diff else set()
     for source in _sources(args.paths, settings, report, args.stdin_filename):
-        after = fixed(source, rules, settings, safety) if safety else source
-        if after.text != source.text and (args.diff or _written(after)):
-            report.changed.append((source, after))
-        else:
-            after = source
+        try:
+            after = fixed(source, rules, settings, safety) if safety else source
+            if after.text != source.text and (args.diff or _written(after)):
+                report.changed.append((source, after))
+            else:
+                after = source
+            found = check_source(after, rules, settings)
+        except (HalfstepError, OSError):
+            raise
+        except Exception as error:
+            report.left = True
+            print(f"halfstep: {source.path} was not checked: {_fault_of_ours(error)}", file=sys.stderr)
+            continue
         if parse(after.text) is None:
             print(f"halfstep: {source.path} is not Python that can be read ({fault_of(after.text)}).", file=sys.stderr)
             report.left |= source.path in args.paths
-        found = check_source(after, rules, settings)
         report.add([f for f in found if f.severity.weight >= limit.weight], after)
     return report
+
+
+def _fault_of_ours(error: Exception) -> str:
+    """An error in the checker itself, so that the other files still get their answer."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(frame.filename).name}, line {frame.lineno}"
+    return f"halfstep itself failed ({type(error).__name__}: {error}; {place}). Please report it with the file."
 
 
 def _written(after: Source) -> bool:

@@ -66,8 +66,7 @@ def call(state: Calls, value: Tensor, name: str, args: Args, kwargs: Kwargs, nod
     if name in ("all", "any"):
         return Unknown("condition", value.tags | {"data"}, loaders=value.loaders)
     if name in ("chunk", "split", "unbind", "tensor_split"):
-        count = settled(args[0]) if name == "chunk" and args else 4
-        made = part_of([derive(value) for _ in range(min(count, 64) if isinstance(count, int) else 4)])
+        made = part_of([derive(value) for _ in range(_pieces(value, name, settled(args[0]) if args else None))])
         made.tags |= tags_of(args)
         return made
     if name in ("max", "min", "topk", "sort") and (args or kwargs) and name != "max":
@@ -89,6 +88,15 @@ def call(state: Calls, value: Tensor, name: str, args: Args, kwargs: Kwargs, nod
         value.divisors = getattr(arithmetic(state, value, OPERATORS[name[:-1]], settled(args[0]), node), "divisors", ())
         return value
     return tensors.apply(state, name.rstrip("_") if name != "masked_fill_" else name, [value, *args], kwargs, node)
+
+
+def _pieces(value: Tensor, name: str, by: Value) -> int:
+    """How many tensors one is cut into; four where that is not said."""
+    if name == "chunk" and isinstance(by, int):
+        return min(by, 64)
+    if name == "split" and isinstance(by, int) and by > 0 and value.rows is not None and not value.loaders:
+        return min(-(-value.rows // by), 64)
+    return 4
 
 
 def _edit_gradient(state: Calls, value: Tensor, name: str, args: Args, node: ast.AST) -> Value:

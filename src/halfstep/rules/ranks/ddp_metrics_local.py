@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Collective, EpochBegin, Ref, Report
+from halfstep.events.vocabulary import Backward, Collective, EpochBegin, EpochEnd, Ref, Report
 from halfstep.findings.card import Card
 from halfstep.findings.finding import Found, Severity
 
@@ -97,12 +97,24 @@ def train(model, dataset, val_set, epochs=2):
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """Numbers of a sharded evaluation loader shown under a question for the rank, with no collective between."""
     begun: dict[Ref, EpochBegin] = {}
-    for event in trace.of(EpochBegin, Collective, Report):
+    running: Ref | None = None
+    for event in trace.of(EpochBegin, EpochEnd, Backward, Collective, Report):
         if isinstance(event, EpochBegin):
-            sampler = trace.fact(event.loader, "sampler")
-            if isinstance(sampler, Ref) and trace.fact(sampler, "distributed") and not trace.fact(sampler, "shuffle"):
+            running = event.loader
+            if _is_shard(trace, event.loader):
                 begun[event.loader] = event
+        elif isinstance(event, EpochEnd):
+            running = None
+        elif isinstance(event, Backward):
+            begun.pop(running, None) if running is not None else None
         elif isinstance(event, Collective) and event.kind != "barrier":
             begun.clear()
         elif isinstance(event, Report) and event.loader in begun and "rank" in event.guards:
             yield Found(event.place, "this number covers one rank's shard only: reduce it first")
+
+
+def _is_shard(trace: Trace, loader: Ref) -> bool:
+    """Whether a loader reads one rank's part, in order, as evaluation does."""
+    sampler, tags = trace.fact(loader, "sampler"), trace.fact(loader, "tags")
+    by_sampler = isinstance(sampler, Ref) and trace.fact(sampler, "distributed") and not trace.fact(sampler, "shuffle")
+    return bool(by_sampler) or (isinstance(tags, frozenset) and bool(tags & {"rank", "strided"}))
