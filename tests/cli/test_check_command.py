@@ -139,7 +139,9 @@ def test_a_fault_of_the_checker_itself_leaves_the_answer_for_the_other_files(
     assert main(["check", str(script.parent)]) == 2
     told = capsys.readouterr()
     assert "amp-clip-before-unscale" in told.out
-    assert told.err.startswith(f"halfstep: {odd} was not checked: halfstep itself failed (KeyError: 'lost'; test_check_command.py,")
+    assert told.err.startswith(
+        f"halfstep: {odd} was not checked: halfstep itself failed (KeyError: 'lost'; test_check_command.py,"
+    )
 
 
 def test_standard_input_cannot_be_fixed_but_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
