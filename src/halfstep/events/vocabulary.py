@@ -108,6 +108,8 @@ class EpochBegin(Event):
     """Name of the function that runs the loop."""
     called: str = ""
     """What the loop calls its source."""
+    length: int | None = None
+    """How many batches it has, where the program says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,6 +57,8 @@ class Assignments(State):
         after = self.eval(ast.copy_location(ast.BinOp(read, node.op, node.value), node))
         if isinstance(node.op, ast.Add) and not self._is_foreign(target):
             after = self.kept(before, after, ast.unparse(target), node)
+            if isinstance(after, Unknown):
+                after.tags |= {"total"}
         self.bind(target, after)
 
     def _is_foreign(self, target: ast.expr) -> bool:

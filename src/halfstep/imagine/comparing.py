@@ -64,6 +64,8 @@ class Comparing(State):
             self.emit(ScaleRead, node)
         if isinstance(op, (ast.In, ast.NotIn)):
             return self.contains(left, op, right, node)
+        if "total" in tags and right == 0 and tags & {"data", "batch size"} and isinstance(op, (ast.Gt, ast.NotEq, ast.Eq)):
+            return not isinstance(op, ast.Eq)  # a sum over batches is zero only if nothing was added
         if _some(left, op, right) and not UNUSUAL.search(text := ast.unparse(node)[:80]):
             return Unknown(text, tags | {"data"}, normal=True, loaders=getattr(left, "loaders", frozenset()))
         if isinstance(left, Tensor) or isinstance(right, Tensor):
@@ -138,6 +140,8 @@ class Comparing(State):
     def contains(self, left: Value, op: ast.cmpop, right: Value, node: ast.AST) -> Value:
         """`x in y`."""
         negated = isinstance(op, ast.NotIn)
+        if "caught" in tags_of(right):
+            return not negated  # the exception is the one that is asked for
         by_data = isinstance(right, Items) and (right.filtered or right.loader is not None)
         if isinstance(left, (str, int, Thing, Instance)) and not by_data:
             if isinstance(right, str):
@@ -172,6 +176,8 @@ class Comparing(State):
             return self.rank(node) != 0
         if "main" in value.tags:
             return self.rank(node) == 0
+        if "total" in value.tags and "batch size" in value.tags:
+            return True
         if "data" in value.tags:
             return self.on_data(value.name, value.normal, node, "synced" in value.tags)
         if "batch size" in value.tags and not value.has_default:

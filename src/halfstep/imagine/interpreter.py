@@ -75,6 +75,7 @@ class Interpreter(Calls, Statements, Expressions):
         if len(values) > 1 and any(_batch_like(v) for v in values[:2]):
             made.over = "loader"
             made.loader = self._named_loader(("list", id(source)), _text(node))
+            made.loader.facts.setdefault("length", len(values))
             self.memo[("alive", id(source))] = source
             made.tags = frozenset({"part"}) if ("gathered", id(source)) in self.memo else NO_TAGS
         return made

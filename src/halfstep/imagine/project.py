@@ -127,16 +127,20 @@ def skipping(node: ast.Try) -> ast.ExceptHandler | None:
     """The handler that leaves out what a batch is for and lets the loop go on: a turn, a function, or a backward pass."""
     calls = (n.func for statement in node.body for n in ast.walk(statement) if isinstance(n, ast.Call))
     trains = any(isinstance(func, ast.Attribute) and func.attr == "backward" for func in calls)
-    leaves = (ast.Continue, ast.Return)
     return next(
         (
             h
             for h in node.handlers
             if (h.type is None or OF_DATA.search(ast.unparse(h.type)))
-            and (isinstance(h.body[-1], leaves) or (trains and not isinstance(h.body[-1], (ast.Raise, ast.Break))))
+            and (_goes_on(h) or (trains and not isinstance(h.body[-1], (ast.Raise, ast.Break))))
         ),
         None,
     )
+
+
+def _goes_on(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler ends the turn of the loop around it, or the function."""
+    return isinstance(handler.body[-1], ast.Return) or any(isinstance(n, ast.Continue) for n in ast.walk(handler))
 
 
 @lru_cache(maxsize=512)

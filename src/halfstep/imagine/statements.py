@@ -14,6 +14,7 @@ from halfstep.imagine.project import skipping
 from halfstep.imagine.state import MICRO_BATCHES, BreakLoop, ContinueLoop, Raised, Restart, ReturnValue, Stopped
 from halfstep.imagine.values import (
     NO_TAGS,
+    Class,
     External,
     Instance,
     Items,
@@ -94,7 +95,8 @@ class Statements(Definitions):
         """A pass over a loader begins; its number."""
         epoch = self.number(f"epoch {loader.number}") - 1
         function, called = self.calls[-1] if self.calls else "", self._passed(getattr(at, "iter", at))
-        self.emit(EpochBegin, at, loader=loader, index=epoch, function=function, called=called)
+        length = loader.facts.get("length")
+        self.emit(EpochBegin, at, loader=loader, index=epoch, function=function, called=called, length=length)
         return epoch
 
     def turns(self, items: Items, at: ast.AST, body: Callable[[Value], None]) -> None:
@@ -217,9 +219,10 @@ class Statements(Definitions):
 
     def attempt(self, node: ast.Try) -> None:
         """`try`: handlers run for what the program raises itself, and once where one of them skips a backward pass."""
-        skips = skipping(node) if self.loops else None
+        skips = skipping(node) or self._own_skip(node) if self.loops else None
         try:
             if skips is not None and self.on_data("an exception", False, skips, False):
+                self.scope.names[skips.name or "\0caught"] = Unknown("caught", frozenset({"caught"}))
                 self.run(skips.body)
                 return
             waits = sum(map(_catches_stop, node.handlers))
@@ -236,6 +239,11 @@ class Statements(Definitions):
             self.run(fitting[0].body)
         finally:
             self.run(node.finalbody)
+
+    def _own_skip(self, node: ast.Try) -> ast.ExceptHandler | None:
+        """The handler of an exception of the program's own that goes on with the next turn."""
+        leaving = [h for h in node.handlers if h.type is not None and isinstance(h.body[-1], ast.Continue)]
+        return next((h for h in leaving if h.type is not None and isinstance(settled(self.eval(h.type)), Class)), None)
 
     def give_back(self, node: ast.Return) -> None:
         """`return`."""

@@ -95,8 +95,8 @@ def _never_full(trace: Trace, story: Story) -> Iterator[Found]:
         if len(parts) < 2 or optimizer.escaped or optimizer.given or alike(optimizer) in stepped:
             continue
         last, longest = parts[-1].backwards[-1], max(part.size for part in parts)
-        loaders = [begun.loader for begun in trace.of(EpochBegin) if begun.serial < last.serial]
-        known = bool(loaders) and trace.fact(loaders[-1], "length") == longest
+        begun = next((b for b in reversed(list(trace.of(EpochBegin))) if b.serial < last.serial), None)
+        known = begun is not None and longest in (begun.length, trace.fact(begun.loader, "length"))
         step = next((fact.place for fact in story.told("stepping") if fact.detail == optimizer.name), None)
         window = max((d.value or 0 for d in last.divisors), default=0)
         if known and window > longest and step is not None:
