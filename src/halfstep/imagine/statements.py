@@ -8,13 +8,11 @@ import re
 from collections.abc import Callable
 
 from halfstep.events.vocabulary import EpochBegin, EpochEnd, Fetch, LoopLeft, Turn
+from halfstep.imagine.attempts import Attempts
 from halfstep.imagine.cursors import Cursor
-from halfstep.imagine.definitions import Definitions
-from halfstep.imagine.project import skipping
-from halfstep.imagine.state import MICRO_BATCHES, BreakLoop, ContinueLoop, Raised, Restart, ReturnValue, Stopped
+from halfstep.imagine.state import MICRO_BATCHES, BreakLoop, ContinueLoop, Restart, ReturnValue
 from halfstep.imagine.values import (
     NO_TAGS,
-    Class,
     External,
     Instance,
     Items,
@@ -33,7 +31,7 @@ _RAISES = re.compile(r"(^|\.)(assertRaises(Regex)?|raises)\(")
 """Asks that what is inside fails, which is meant then."""
 
 
-class Statements(Definitions):
+class Statements(Attempts):
     """Runs statements."""
 
     def run(self, body: list[ast.stmt]) -> None:
@@ -217,44 +215,12 @@ class Statements(Definitions):
         """Run `inside` with a context open."""
         raise NotImplementedError
 
-    def attempt(self, node: ast.Try) -> None:
-        """`try`: handlers run for what the program raises itself, and once where one of them skips a backward pass."""
-        skips = skipping(node) or self._own_skip(node) if self.loops else None
-        try:
-            if skips is not None and self.on_data("an exception", False, skips, False):
-                self.scope.names[skips.name or "\0caught"] = Unknown("caught", frozenset({"caught"}))
-                self.run(skips.body)
-                return
-            waits = sum(map(_catches_stop, node.handlers))
-            self.catching += waits
-            try:
-                self.run(node.body)
-            finally:
-                self.catching -= waits
-            self.run(node.orelse)
-        except Raised as raised:
-            fitting = [h for h in node.handlers if not isinstance(raised, Stopped) or _catches_stop(h)]
-            if not fitting:
-                raise
-            self.run(fitting[0].body)
-        finally:
-            self.run(node.finalbody)
-
-    def _own_skip(self, node: ast.Try) -> ast.ExceptHandler | None:
-        """The handler of an exception of the program's own that goes on with the next turn."""
-        leaving = [h for h in node.handlers if h.type is not None and isinstance(h.body[-1], ast.Continue)]
-        return next((h for h in leaving if h.type is not None and isinstance(settled(self.eval(h.type)), Class)), None)
-
     def give_back(self, node: ast.Return) -> None:
         """`return`."""
         value = self.eval(node.value) if node.value is not None else None
         if len(self.loops) > self.entries[-1]:
             self.emit(LoopLeft, node)
         raise ReturnValue(value)
-
-    def throw(self, node: ast.Raise) -> None:
-        """`raise`."""
-        raise Raised
 
     def claim(self, node: ast.Assert) -> None:
         """`assert`: a claim about the length of a loader holds from the start."""
@@ -364,11 +330,6 @@ class Statements(Definitions):
         if turn == self.loops[-1:] and depth > len(self.stack):
             self.world.move(key, self.place(node))
         raise ContinueLoop
-
-
-def _catches_stop(handler: ast.ExceptHandler) -> bool:
-    """Whether a handler is one for the end of an iterator."""
-    return handler.type is None or re.search(r"StopIteration|\bException", ast.unparse(handler.type)) is not None
 
 
 def _text(node: ast.AST) -> str:
