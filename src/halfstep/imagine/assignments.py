@@ -10,6 +10,7 @@ from halfstep.imagine.naming import hinted
 from halfstep.imagine.project import attributes_read
 from halfstep.imagine.state import State
 from halfstep.imagine.values import (
+    Bound,
     Class,
     External,
     Instance,
@@ -53,7 +54,10 @@ class Assignments(State):
         read: ast.expr = ast.copy_location(
             ast.Name(target.id, ast.Load()) if isinstance(target, ast.Name) else _loaded(target), target
         )
-        before = self.eval(read)
+        before = settled(self.eval(read))
+        if type(before) is list and isinstance(node.op, ast.Add):
+            self.call(Bound(before, "extend"), [self.eval(node.value)], {}, node)
+            return
         after = self.eval(ast.copy_location(ast.BinOp(read, node.op, node.value), node))
         if isinstance(node.op, ast.Add) and not self._is_foreign(target):
             after = self.kept(before, after, ast.unparse(target), node)

@@ -287,6 +287,8 @@ class Calls(Forwards):
             return hinted(name, found)
         if name == "__class__":
             return value.cls
+        if name == "_asdict":
+            return Partial(External("dataclasses.asdict"), [value], {})
         if name == "__dict__":
             return value.attrs
         if attributes.is_framework_method(value.cls, name):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import builtins
-import contextlib
 import operator
 from collections.abc import Callable
 
 from halfstep.imagine.arithmetic import arithmetic, evened
-from halfstep.imagine.comparing import UNUSUAL, Comparing
+from halfstep.imagine.comparing import UNUSUAL
+from halfstep.imagine.comprehensions import Comprehensions
 from halfstep.imagine.naming import hinted
-from halfstep.imagine.state import State
 from halfstep.imagine.values import (
     NO_TAGS,
     Bound,
@@ -37,7 +36,7 @@ from halfstep.imagine.values import (
 BUILTINS = frozenset(dir(builtins))
 
 
-class Expressions(Comparing):
+class Expressions(Comprehensions):
     """Evaluates expressions."""
 
     def eval(self, node: ast.expr) -> Value:
@@ -271,64 +270,6 @@ class Expressions(Comparing):
                 kwargs["**"] = value
         return self.call(func, args, kwargs, node)
 
-    def comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
-        """A comprehension, run like the loop that it is."""
-        outer = self.scope
-        self.scope = Scope({}, outer, self.module)
-        made: list[Value] = []
-        keyed: dict[Value, Value] = {}
-
-        def collect() -> None:
-            if isinstance(node, ast.DictComp):
-                key = settled(self.eval(node.key))
-                value = self.eval(node.value)
-                with contextlib.suppress(TypeError):
-                    keyed[key] = value
-            else:
-                made.append(self.eval(node.elt))
-
-        try:
-            self._generate(node.generators, collect)
-        finally:
-            self.scope = outer
-        if isinstance(node, ast.DictComp):
-            return keyed
-        if made and self.by_data(node.generators):
-            made = Items(made)
-            made.filtered = True
-        return generator_of(self, made) if isinstance(node, ast.GeneratorExp) else made
-
-    def by_data(self, generators: list[ast.comprehension]) -> bool:
-        """Whether a condition of a comprehension was one on data."""
-        lines = {f":{test.lineno}: " for g in generators for test in g.ifs}
-        return any(d.kind == "data" and any(line in d.key for line in lines) for d in self.world.decisions) if lines else False
-
-    def _generate(self, generators: list[ast.comprehension], collect: Callable[[], None]) -> None:
-        if not generators:
-            collect()
-            return
-        first, rest = generators[0], generators[1:]
-
-        def turn(item: Value) -> None:
-            self.bind(first.target, item)
-            inside, self.loops = self.loops, self.loops[:-1]
-            try:
-                chosen = all(self.truth(self.eval(test), test) for test in first.ifs)
-            finally:
-                self.loops = inside
-            if chosen:
-                self._generate(rest, collect)
-
-        self.turns(self.items(settled(self.eval(first.iter)), first.iter), first.iter, turn)
-
-    def turns(self, items: Items, at: ast.AST, body: Callable[[Value], None]) -> None:
-        """Run `body` once an item, with the turn noted and epochs announced."""
-        raise NotImplementedError
-
-    def bind(self, target: ast.expr, value: Value) -> None:
-        """Give a value to a name, attribute, item or pattern."""
-        raise NotImplementedError
-
     def delegate(self, source: Value, receive: Callable[[Value], Value], node: ast.YieldFrom) -> None:
         """`yield from source`."""
         raise NotImplementedError
@@ -356,16 +297,6 @@ def _rows_of(value: Tensor, cut: list[Value]) -> int | None:
     """How many rows a slice of a tensor has, where that is known."""
     known = value.rows is not None and all(p is None or isinstance(p, int) for p in cut) and cut[2] != 0
     return len(range(value.rows or 0)[slice(*cut)]) if known else None
-
-
-def generator_of(state: State, values: list[Value]) -> Value:
-    """What a generator over these values is: of parameters it can be used once."""
-    params = [v for v in values if isinstance(v, Thing) and v.kind == "param"]
-    if not params or len(params) < len(values):
-        return values
-    made = state.make("params", None)
-    made.owners, made.facts["generator"] = {owner for p in params for owner in p.owners}, True
-    return made
 
 
 EXPRESSIONS: dict[type[ast.expr], Callable[..., Value]] = {

@@ -161,6 +161,10 @@ class State:
         """Whether a value is true in this world."""
         raise NotImplementedError
 
+    def compare_pair(self, left: Value, op: ast.cmpop, right: Value, node: ast.Compare) -> Value:
+        """One comparison."""
+        raise NotImplementedError
+
     def items(self, source: Value, node: ast.AST, body: list[ast.stmt] | None = None) -> Items:
         """What a loop over `source` runs over."""
         raise NotImplementedError

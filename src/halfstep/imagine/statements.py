@@ -174,6 +174,8 @@ class Statements(Attempts):
                 if index and counted is not None:
                     tags = frozenset({"part" if counted == before else "epochs"})
                 if not isinstance(settled(test), (Unknown, Tensor)) and not self.truth(test, node.test):
+                    if "data" in tags_of(test):
+                        self.emit(LoopLeft, node.test)
                     break
                 try:
                     self.run(node.body)
@@ -268,7 +270,8 @@ class Statements(Attempts):
         for case in node.cases:
             fits = self.fits(case.pattern, subject, node.subject)
             if fits and (case.guard is None or self.truth(self.eval(case.guard), case.guard)):
-                self.run(case.body)
+                with self.guarded(tags_of(subject) & {"rank"}):
+                    self.run(case.body)
                 return
 
     def fits(self, pattern: ast.pattern, subject: Value, node: ast.expr) -> bool:
@@ -283,8 +286,8 @@ class Statements(Attempts):
             return any(self.fits(each, subject, node) for each in pattern.patterns)
         if isinstance(pattern, ast.MatchValue):
             known = settled(self.eval(pattern.value))
-            plain = isinstance(subject, (str, int, bool))
-            return bool(subject == known) if plain else self.flag(f"{ast.unparse(node)} == {known!r}", False, pattern)
+            asked = ast.copy_location(ast.Compare(node, [ast.Eq()], [pattern.value]), pattern)
+            return self.truth(self.compare_pair(subject, ast.Eq(), known, asked), pattern)
         if isinstance(pattern, ast.MatchSingleton):
             return subject is pattern.value
         if isinstance(pattern, ast.MatchClass):

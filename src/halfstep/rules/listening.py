@@ -332,4 +332,15 @@ def into_window(trace: Trace, event: Event, optimizer: Ref, action: str = "move-
     return FixRequest(action, event.place, other=step) if event.place is not None and step is not None else None
 
 
+def trains_on(trace: Trace, loader: Ref) -> bool:
+    """Whether a DDP model is trained with the batches of a loader."""
+    inside = False
+    for event in trace.events:
+        if isinstance(event, EpochBegin):
+            inside = event.loader == loader
+        elif isinstance(event, Backward) and inside and event.ddp:
+            return True
+    return False
+
+
 __all__ = ["Turn", "accumulation", "call_site", "hear", "in_loader_loop", "optimizers", "same_turn", "whole", "windows"]

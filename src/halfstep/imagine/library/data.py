@@ -177,20 +177,23 @@ def _look_at_dataset(state: Calls, dataset: Instance, given: dict[str, Value]) -
     """Generators that every worker copies."""
     getter = dataset.cls.lookup("__getitem__")
     if isinstance(getter, Function):
+        read = _read_by(dataset, getter)
         for name, value in dataset.attrs.items():
             held = settled(value)
-            used = any(isinstance(n, ast.Attribute) and n.attr == name for n in ast.walk(getter.node))
             if isinstance(held, Instance):
                 held = next(
                     (v for v in map(settled, held.attrs.values()) if isinstance(v, Thing) and v.kind == "generator"), None
                 )
-            if isinstance(held, Thing) and held.kind == "generator" and used and given.get("worker_init_fn") is None:
-                _say_generator(state, held, getter, name)
+            if isinstance(held, Thing) and held.kind == "generator" and name in read and given.get("worker_init_fn") is None:
+                state.make("worker generator", read[name], made=held.place)
 
 
-def _say_generator(state: Calls, held: Thing, getter: Function, name: str) -> None:
-    node = next(n for n in ast.walk(getter.node) if isinstance(n, ast.Attribute) and n.attr == name)
-    state.make("worker generator", node, made=held.place)
+def _read_by(dataset: Instance, getter: Function) -> dict[str, ast.Attribute]:
+    """Where `__getitem__`, or a method that it calls, reads which attribute."""
+    own = [n for n in ast.walk(getter.node) if isinstance(n, ast.Attribute)]
+    called = [f.node for f in (dataset.cls.lookup(n.attr) for n in own) if isinstance(f, Function)]
+    beyond = [n for node in called for n in ast.walk(node) if isinstance(n, ast.Attribute)]
+    return {n.attr: n for n in reversed([*own, *beyond])}
 
 
 def _quietly(state: Calls, job: Value, arguments: Args, node: ast.AST) -> None:
@@ -227,6 +230,7 @@ def _dataset(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str)
     made.facts["length"] = iterating.length_of_data(state, source, node)
     if name == "Subset" and len(args) > 1 and "uneven" in getattr(settled(args[1]), "tags", ()):
         state.make("strided shard", node)
+        made.facts["tags"] |= {"strided"}
     return made
 
 
@@ -256,6 +260,8 @@ _STATE = re.compile(r"scal|amp|sched|lr_s|state|extra|misc|\(\)", re.I)
 def states_in(value: Value, depth: int = 0) -> frozenset[str]:
     """The kinds of object whose state a value holds; `?` when that cannot be told."""
     value = settled(value)
+    if isinstance(value, Instance) and ("dataclass" in value.cls.decorators or value.cls.is_a("NamedTuple")):
+        value = value.attrs
     if isinstance(value, Thing) and value.kind == "state":
         return frozenset({str(value.facts.get("of"))})
     if isinstance(value, dict) and depth < 4:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from halfstep.events.vocabulary import HostRead, RacyRead
 from halfstep.imagine.arithmetic import arithmetic
+from halfstep.imagine.comprehensions import generator_of
 from halfstep.imagine.cursors import Cursor
-from halfstep.imagine.expressions import generator_of
 from halfstep.imagine.library import iterating
 from halfstep.imagine.naming import hinted
 from halfstep.imagine.values import (

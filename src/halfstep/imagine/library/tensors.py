@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from halfstep.events.vocabulary import Loss, Numeric, RandomDraw
+from halfstep.events.vocabulary import Loss, Numeric, RandomDraw, Transfer
 from halfstep.imagine.arithmetic import HUGE, LARGEST_HALF, check_half_reduction, region_dtype, say_small_guard
 from halfstep.imagine.library.formats import LIMITS, dtype_name, take_dtype, write_param
 from halfstep.imagine.library.training import edit_gradients, factor
@@ -255,8 +255,9 @@ def _fresh(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -
     ):
         made.name = HUGE
     made.rows = _first_dim(args, path)
-    device = kwargs.get("device")
-    made.device = device_name(device)
+    made.device = device_name(kwargs.get("device"))
+    if made.device == "cuda" and state.in_worker:
+        state.emit(Transfer, node, to="cuda", blocking=True, loader=None, in_worker=True)
     return made
 
 

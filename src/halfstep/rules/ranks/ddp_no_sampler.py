@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Backward, EpochBegin, Made, Ref
+from halfstep.events.vocabulary import Backward, Made
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
+from halfstep.rules.listening import trains_on
 
 CARD = Card(
     code="HS502",
@@ -79,17 +80,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             continue
         tags = facts.get("tags")
         split = isinstance(tags, frozenset) and tags & {"rank", "strided"}
-        if facts.get("iterable") or facts.get("open arguments") or split or made.what.escaped or not _trained(trace, made.what):
+        if facts.get("iterable") or facts.get("open arguments") or split or made.what.escaped or not trains_on(trace, made.what):
             continue
         fix = FixRequest("share", made.place) if made.place is not None else None
         yield Found(made.place, f"`{made.what.name or 'this loader'}` is not split over the ranks, but trains a DDP model", fix)
-
-
-def _trained(trace: Trace, loader: Ref) -> bool:
-    inside = False
-    for event in trace.events:
-        if isinstance(event, EpochBegin):
-            inside = event.loader == loader
-        elif isinstance(event, Backward) and inside and event.ddp:
-            return True
-    return False

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Backward, Made, Turn
+from halfstep.events.vocabulary import Backward, EpochBegin, Made, Turn
 from halfstep.findings.card import Card
 from halfstep.findings.finding import Found, Severity
+from halfstep.rules.listening import trains_on
 
 CARD = Card(
     code="HS516",
@@ -74,15 +75,22 @@ def train(model, dataset, epochs=2):
 
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
-    """Strided shards of data that feed a DDP model, without join."""
+    """Strided shards of data that a DDP model is trained with, without join."""
     alike = all(_counts_alike(b.loops) for b in trace.of(Backward) if b.ddp)
-    if alike or any(m.what.kind == "join" for m in trace.of(Made)):
+    shards = {e.loader for e in trace.of(EpochBegin) if _is_shard(trace.fact(e.loader, "tags"))}
+    if alike or (shards and not any(trains_on(trace, loader) for loader in shards)):
+        return
+    if any(m.what.kind == "join" for m in trace.of(Made)):
         return
     for made in trace.of(Made):
         if made.what.kind == "strided shard":
             yield Found(
                 made.place, "shards cut by rank may hold different numbers of batches: one rank ends early and the others hang"
             )
+
+
+def _is_shard(tags: object) -> bool:
+    return isinstance(tags, frozenset) and "strided" in tags
 
 
 def _counts_alike(loops: tuple[Turn, ...]) -> bool:
