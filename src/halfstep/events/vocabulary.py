@@ -379,6 +379,10 @@ class Collective(Event):
     """All ranks must take part."""
 
     kind: str
+    of_some: bool = False
+    """In a group that not all ranks belong to."""
+    averages: bool = False
+    """What is put together are gradients or parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,7 +113,7 @@ def _numbers(state: State, left: int | float, op: ast.operator, right: int | flo
             value = _soon(left, right)
     if isinstance(op, (ast.Div, ast.FloorDiv)) and "accum" in tags_of(right):
         tags |= {"/accum"}
-    if isinstance(op, ast.Div) and isinstance(left, int) and isinstance(right, int):
+    if isinstance(op, ast.Div) and (left == 1 or (isinstance(left, int) and isinstance(right, int))):
         tags |= {"quotient"}
     if isinstance(op, ast.Div) and "batch size" in tags_of(left) & tags_of(right):
         tags |= {"share"}
@@ -159,6 +159,8 @@ def _unknown(state: State, left: Value, op: ast.operator, right: Value, node: as
         tags |= {"modulo"}
     if isinstance(op, (ast.Div, ast.FloorDiv)) and "accum" in tags_of(right):
         tags |= {"/accum"}
+    if isinstance(op, ast.Div) and left == 1:
+        tags |= {"quotient"}
     if isinstance(op, ast.Div) and "batch size" in tags_of(left) & tags_of(right):
         tags |= {"share"}
     if isinstance(op, ast.Div) and "sum of means" in tags_of(left):
@@ -280,7 +282,7 @@ def _divisor(state: State, tensor: Tensor, left: Value, op: ast.operator, other:
         return Divisor(1 / other, tags, place)
     if isinstance(op, ast.Mult) and isinstance(other, float) and 0 < other < 1 and abs(1 / other - round(1 / other)) < 1e-6:
         return Divisor(1 / other, tags, place) if tags & {"/accum", "quotient"} else None
-    if isinstance(op, ast.Mult) and isinstance(other, (Unknown, Count)) and "/accum" in tags:
+    if isinstance(op, ast.Mult) and isinstance(other, (Unknown, Count)) and tags & {"/accum", "quotient"}:
         return Divisor(None, tags, place)
     return None
 

@@ -100,16 +100,19 @@ class Assignments(State):
     def bind_name(self, name: str, value: Value) -> None:
         """Give a value to a name; its name may say what it counts."""
         value = counted(hinted(name, value), self.guard)
-        if isinstance(value, Thing) and not value.name:
-            value.name = name
-        elif isinstance(value, Instance) and value.thing is not None and not value.thing.name:
-            value.thing.name = name
+        self._name(value, name)
         scope: Scope | None = self.scope
         declared = self.scope.names.get("\0global")
         if declared and name in declared:
             scope = declared[name]
         if scope is not None:
             scope.names[name] = value
+
+    def _name(self, value: Value, name: str) -> None:
+        """An object is called what it is given to first."""
+        thing = value.thing if isinstance(value, Instance) else value
+        if isinstance(thing, Thing) and not thing.name:
+            thing.name = name
 
     def unpack(self, targets: list[ast.expr], value: Value) -> None:
         """Give the parts of a value to several targets."""
@@ -161,8 +164,7 @@ class Assignments(State):
             value.scope.names[name] = new
         elif isinstance(value, Tensor) and name == "requires_grad" and new is True:
             value.grad, value.name = True, value.name if value.models else "parameter"
-        if isinstance(new, Thing) and not new.name:
-            new.name = name
+        self._name(new, name)
 
     def set_on_thing(self, thing: Thing, name: str, new: Value, node: ast.AST) -> None:
         """An attribute of a library object that means something is set."""
@@ -221,6 +223,7 @@ class Assignments(State):
                     self.say_averaged(node)
                 value[key] = hinted(key, new) if isinstance(key, str) else new
             self.take_in(value, str(key), new, node)
+            self._set_rate(self.memo.get(("group of", id(value))), key)
         elif isinstance(value, list) and isinstance(key, int) and -len(value) <= key < len(value):
             value[key] = new
         elif isinstance(value, Unknown) and isinstance(key, str):
@@ -232,6 +235,12 @@ class Assignments(State):
         elif isinstance(value, Thing) and value.kind == "model":
             self._note_replaced(value, str(key), new, node, known=True)
             self._adopt(value, new, str(key), node)
+
+    def _set_rate(self, optimizer: Value, key: Value) -> None:
+        """The program writes a learning rate over what its schedulers have set."""
+        for thing in self.things if optimizer is not None and key == "lr" else ():
+            if thing.kind == "scheduler" and thing.facts.get("optimizer") is optimizer:
+                thing.facts["overwritten"] = True
 
 
 def _adds_to(target: ast.expr, value: ast.expr) -> bool:

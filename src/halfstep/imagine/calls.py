@@ -10,7 +10,7 @@ from halfstep.imagine.cursors import collected
 from halfstep.imagine.forwards import Forwards
 from halfstep.imagine.library import attributes, externals, formats, methods, own_optimizers
 from halfstep.imagine.naming import as_flag, hinted
-from halfstep.imagine.state import MAX_DEPTH, ReturnValue
+from halfstep.imagine.state import MAX_DEPTH, BreakLoop, ContinueLoop, ReturnValue, Signal
 from halfstep.imagine.values import (
     NO_TAGS,
     Bound,
@@ -311,7 +311,7 @@ class Calls(Forwards):
         """Run `inside` with a context open."""
         context = settled(context)
         if isinstance(context, Stream):
-            self.resume(context, lambda value: inside(value), node)
+            self._within_stream(context, inside, node)
         elif isinstance(context, Instance):
             self._within_instance(context, inside, node)
         elif isinstance(context, Thing) and context.kind == "context":
@@ -322,6 +322,20 @@ class Calls(Forwards):
                 region()
         else:
             inside(context)
+
+    def _within_stream(self, context: Stream, inside: Callable[[Value], None], node: ast.AST) -> None:
+        """A context made of a generator, which goes on after its `yield` whichever way its block was left."""
+        left: list[Signal] = []
+
+        def block(value: Value) -> None:
+            try:
+                inside(value)
+            except (ReturnValue, BreakLoop, ContinueLoop) as signal:
+                left.append(signal)
+
+        self.resume(context, block, node)
+        for signal in left:
+            raise signal
 
     def _within_instance(self, context: Instance, inside: Callable[[Value], None], node: ast.AST) -> None:
         enter, leave = context.cls.lookup("__enter__"), context.cls.lookup("__exit__")

@@ -58,13 +58,13 @@ def cursor_over(state: State, source: Items) -> Cursor:
     return made
 
 
-def collected(state: State, stream: Stream) -> Cursor:
-    """The values of a generator; of one that trains only the first, again and again."""
+def collected(state: State, stream: Stream, whole: bool = False) -> Cursor:
+    """The values of a generator; of one that trains only the first, again and again, unless it is run to its end at once."""
     if isinstance(stream.cursor, Cursor):
         return stream.cursor
     made = stream.cursor = cursor_over(state, Items())
     text, before = ast.unparse(stream.function.node), len(state.drafts)
-    most = 1 if _TRAINS.search(text) else 2 * WHOLE_WINDOWS + 1
+    most = 1 if _TRAINS.search(text) and not whole else 2 * WHOLE_WINDOWS + 1
 
     def take(value: Value) -> Value:
         made.append(value)

@@ -7,6 +7,7 @@ import builtins
 import operator
 from collections.abc import Callable
 
+from halfstep.events.vocabulary import HostRead
 from halfstep.imagine.arithmetic import arithmetic, evened
 from halfstep.imagine.comparing import UNUSUAL
 from halfstep.imagine.comprehensions import Comprehensions
@@ -104,6 +105,8 @@ class Expressions(Comprehensions):
                 parts.append(str(piece.value))
             elif isinstance(piece, ast.FormattedValue):
                 value = self.unwrap_truth(self.eval(piece.value))
+                if isinstance(shown := settled(value), Tensor):
+                    self.emit(HostRead, piece, what="format", scaled=shown.scaler is not None, device=shown.device)
                 tags |= tags_of(value)
                 loaders |= getattr(settled(value), "loaders", loaders)
                 parts.append(str(value) if isinstance(value, (str, int, float)) else "?")
@@ -215,7 +218,7 @@ class Expressions(Comprehensions):
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             operators: dict[type, Callable[[Value], Value]] = {ast.USub: operator.neg, ast.UAdd: operator.pos}
             return tagged(operators.get(type(node.op), operator.neg)(value), tags_of(value))
-        return Unknown(f"-{value.name}", value.tags) if isinstance(value, Unknown) else Unknown("-?")
+        return Unknown(f"-{ast.unparse(node.operand)[:80]}", value.tags) if isinstance(value, Unknown) else Unknown("-?")
 
     def boolean(self, node: ast.BoolOp) -> Value:
         """`and` and `or`, with what the answer depends on."""

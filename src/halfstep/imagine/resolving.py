@@ -77,7 +77,8 @@ class _Resolver:
             fields["optimizers"] = self.cleared(fields["optimizers"])
         if draft.kind is ModuleReplaced:
             added = draft.fields["module"]
-            fields["optimizers"] = tuple(t.ref for t in draft.fields["optimizers"] if added not in t.owners)
+            kept = self.kept(added)
+            fields["optimizers"] = tuple(t.ref for t in draft.fields["optimizers"] if added not in t.owners and not kept)
         if draft.kind is Clip:
             fields["partial"] = self.partly(draft, serial)
         if draft.kind is Backward:
@@ -102,6 +103,11 @@ class _Resolver:
         if len(vague) > 1 and draft.kind in (Backward, Clip):
             vague = self.stepping_next(serial, vague)
         return tuple(t.ref for t in [*found, *vague])
+
+    def kept(self, module: Thing) -> bool:
+        """Whether a module is meant to stay as it is: it is frozen, or only ever called without gradients."""
+        calls = [d.fields["grad_enabled"] for d in self.drafts if d.kind is Forward and d.fields["model"] is module]
+        return module.facts.get("frozen") is True or module.facts.get("held back") is True or (bool(calls) and not any(calls))
 
     def cleared(self, named: tuple[Ref, ...]) -> tuple[Ref, ...]:
         """What never steps and was taken for an optimizer may as well be the model of any whose parameters are not known."""

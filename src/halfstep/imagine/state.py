@@ -173,6 +173,10 @@ class State:
         """Set an attribute of a value."""
         raise NotImplementedError
 
+    def setitem(self, value: Value, key: Value, new: Value, node: ast.AST) -> None:
+        """Set an item of a value."""
+        raise NotImplementedError
+
     def take_in(self, container: Value, key: str, new: Value, node: ast.AST) -> None:
         """A module is put into a list or dict that a model holds."""
         raise NotImplementedError

@@ -13,6 +13,7 @@ from halfstep.events.vocabulary import (
     Backward,
     Clip,
     EpochBegin,
+    EpochEnd,
     Event,
     Place,
     Ref,
@@ -300,7 +301,9 @@ def known_to_clear(trace: Trace, story: Story, optimizer: Ref) -> bool:
     others = (trace.made(other) for other in optimizers(trace) if other != optimizer)
     if made is not None and any(other is not None and other.stack == made.stack for other in others):
         return optimizer in cleared_in(trace)
-    return alike(optimizer) in cleared(story, trace.root) or cleared_elsewhere(trace, story, optimizer)
+    again = used_again(trace, optimizer)
+    in_loop = again is not None and again[1]
+    return in_loop or alike(optimizer) in cleared(story, trace.root) or cleared_elsewhere(trace, story, optimizer)
 
 
 def _sets_gradients(trace: Trace, optimizer: Ref) -> bool:
@@ -338,6 +341,8 @@ def trains_on(trace: Trace, loader: Ref) -> bool:
     for event in trace.events:
         if isinstance(event, EpochBegin):
             inside = event.loader == loader
+        elif isinstance(event, EpochEnd):
+            inside = inside and event.loader != loader
         elif isinstance(event, Backward) and inside and event.ddp:
             return True
     return False

@@ -161,7 +161,9 @@ def _of_thing(state: Calls, value: Thing, name: str, node: ast.AST) -> Value:
     if value.kind == "device" and name == "type":
         return value.facts.get("type") or Unknown("device.type")
     if value.kind == "optimizer" and name == "param_groups":
-        return [{"lr": Unknown("lr", factors=frozenset({"lr"})), "params": _params(state, {*value.owners} or {value})}]
+        group = {"lr": Unknown("lr", factors=frozenset({"lr"})), "params": _params(state, {*value.owners} or {value})}
+        state.memo["group of", id(group)], state.memo["alive", id(group)] = value, group
+        return [group]
     if value.kind == "engine" and value.facts.get("model") is not None and name == "module":
         return value.facts["model"]
     if value.kind in ("namespace", "parser") and name not in (
@@ -298,8 +300,10 @@ def write(state: Calls, thing: Thing, name: str, new: Value, node: ast.AST) -> N
     elif name == "grad" and thing.kind == "param":
         training.edit_gradients(state, thing.owners, None, node, "set")
     elif name == "requires_grad" and thing.kind == "param":
-        for owner in thing.owners if new is not True or not thing.facts.get("layer") else ():
-            owner.facts["partly frozen"] = True
+        for owner in thing.owners:
+            owner.facts["held back"] = new is False
+            if new is not True or not thing.facts.get("layer"):
+                owner.facts["partly frozen"] = True
     elif name == "data" and thing.kind == "param":
         formats.write_param(state, thing, node, new)
     elif name == "require_backward_grad_sync" and thing.kind == "model":

@@ -216,6 +216,7 @@ def _sampler(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str)
         "drop_last": given.get("drop_last", False) is True,
         "class": name,
         "inner": settled(args[0]) if args else None,
+        "samples": settled(kwargs.get("num_samples")),
     }
     return state.make("sampler", node, **facts)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from halfstep.events.vocabulary import Collective, Made
-from halfstep.imagine.values import Tensor, Thing, Unknown, Value, flat, model_of, settled, tagged
+from halfstep.imagine.values import Tensor, Thing, Unknown, Value, flat, model_of, settled, tagged, tags_of
 
 if TYPE_CHECKING:
     from halfstep.imagine.calls import Calls
@@ -55,7 +55,9 @@ def _world(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -
 
 def _collective(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     kind = path.rsplit(".", 1)[-1]
-    state.emit(Collective, node, kind=kind)
+    exchanged = [v for v in flat(args[:2]) if (isinstance(v, Thing) and v.kind == "param") or "gradient" in tags_of(v)]
+    averaged = bool(exchanged) and kind != "broadcast"
+    state.emit(Collective, node, kind=kind, of_some=any(map(_is_part, [*args, kwargs.get("group")])), averages=averaged)
     table = settled(args[0]) if args else None
     if kind in SYNCING_OBJECTS and isinstance(table, list):
         for sent in (each for each in table if isinstance(each, Unknown)):
@@ -65,6 +67,20 @@ def _collective(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: s
         if isinstance(value, (Tensor, Unknown)) and kind in SYNCING:
             value.tags = (value.tags - {"rank"}) | {"synced"}
     return None
+
+
+def _is_part(value: Value) -> bool:
+    """Whether a value is, or may be, a group that not all ranks belong to."""
+    value = settled(value)
+    return isinstance(value, Unknown) and not value.has_default and (value.name == "part of the ranks" or "group" in value.name)
+
+
+def _new_group(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    """A group of ranks, of all where none are named: every rank must take part in making it."""
+    state.emit(Collective, node, kind="new_group")
+    ranks = settled(args[0] if args else kwargs.get("ranks"))
+    whole = ranks is None or (isinstance(ranks, list) and {0, 1} <= {each for each in ranks if isinstance(each, int)})
+    return None if whole else Unknown("part of the ranks")
 
 
 def _ddp(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
@@ -127,6 +143,7 @@ def _join(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) ->
 
 TABLE: dict[str, Callable[..., Value]] = {
     "torch.distributed.init_process_group": _init,
+    "torch.distributed.new_group": _new_group,
     "torch.distributed.get_rank": _rank,
     "torch.distributed.get_world_size": _world,
     "torch.distributed.is_initialized": _initialized,

@@ -264,8 +264,7 @@ def _asked(state: Calls, value: Instance, method: Function, node: ast.AST) -> Va
 def length_of_loader(state: Calls, given: dict[str, Value], sampler: Value, node: ast.AST) -> tuple[int | None, bool]:
     """How many micro-batches a loader yields, where data set, batch size and sampler say so, and whether the last is shorter."""
     size = settled(given.get("batch_size", 1))
-    plain = sampler is None or (isinstance(sampler, Thing) and sampler.facts.get("class") in WHOLE_SAMPLERS)
-    samples = length_of_data(state, given.get("dataset"), node) if plain and given.get("batch_sampler") is None else None
+    samples = _handed_out(state, given, sampler, node) if given.get("batch_sampler") is None else None
     if samples is None or not isinstance(size, int) or size < 1 or "guessed" in tags_of(size) or "**" in given:
         return None, False
     if isinstance(sampler, Thing) and sampler.facts.get("distributed"):
@@ -273,6 +272,15 @@ def length_of_loader(state: Calls, given: dict[str, Value], sampler: Value, node
     if state.truth(given.get("drop_last", False), node):
         return samples // size, False
     return -(-samples // size), samples > size and samples % size > 0
+
+
+def _handed_out(state: Calls, given: dict[str, Value], sampler: Value, node: ast.AST) -> int | None:
+    """How many samples a loader hands out: those of its data set, or as many as its sampler is told."""
+    if isinstance(sampler, Thing) and sampler.facts.get("samples") is not None:
+        told = sampler.facts["samples"]
+        return told if isinstance(told, int) and "guessed" not in tags_of(told) else None
+    whole = sampler is None or (isinstance(sampler, Thing) and sampler.facts.get("class") in WHOLE_SAMPLERS)
+    return length_of_data(state, given.get("dataset"), node) if whole else None
 
 
 WHOLE_SAMPLERS = ("DistributedSampler", "RandomSampler", "SequentialSampler")

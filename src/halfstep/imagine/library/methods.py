@@ -118,7 +118,9 @@ def _role(value: Unknown, name: str, args: Args) -> str | None:
             if SCALER.search(text)
             else "model"
         )
-    if name in ("to", "cuda") and re.search(r"(^|[._])(model|net|network|backbone|encoder|decoder)$", text, re.I):
+    if name in ("to", "cuda") and re.search(
+        r"(^|[._])(model|net|network|backbone|encoder|decoder|student|teacher|generator|critic|actor|policy)$", text, re.I
+    ):
         return "model"
     return None
 
@@ -313,8 +315,8 @@ def _on_dict(state: Calls, value: dict[Value, Value], name: str, args: Args, kwa
         return list(value.values())
     if name == "update":
         new = settled(args[0]) if args else {}
-        value.update(new if isinstance(new, dict) else {})
-        value.update(kwargs)
+        for each, item in {**(new if isinstance(new, dict) else {}), **kwargs}.items():
+            state.setitem(value, each, item, node)
         return None
     if name == "setdefault" and isinstance(key, (str, int)):
         return value.setdefault(key, args[1] if len(args) > 1 else None)

@@ -11,6 +11,7 @@ from halfstep.events.vocabulary import (
     AverageUpdate,
     Clip,
     Load,
+    Report,
     ScalerUpdate,
     SchedulerStep,
     Step,
@@ -35,6 +36,7 @@ from halfstep.imagine.values import (
     parts_of,
     settled,
     tagged,
+    tags_of,
 )
 
 if TYPE_CHECKING:
@@ -332,6 +334,10 @@ def _schedule(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.
     metric, measured = "", getattr(settled(args[0]), "name", "") if args else ""
     if isinstance(node, ast.Call) and (node.args or node.keywords):
         metric = named(state, node.args[0] if node.args else node.keywords[0].value)
+    watched = settled(args[0]) if args else None
+    own = not measured.endswith("()") and "synced" not in tags_of(watched)  # a function that is not known may reduce it
+    for loader in getattr(watched, "loaders", ()) if own else ():
+        state.emit(Report, node, loader=loader, kind="schedule")
     optimizer = thing.facts.get("optimizer")
     told: dict[str, Value] = {"metric": metric, "measured": measured, "argument": bool(args or kwargs)}
     state.emit(SchedulerStep, node, scheduler=thing, optimizer=optimizer, **told)

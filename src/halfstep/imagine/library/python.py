@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from halfstep.events.vocabulary import HostRead, RacyRead
 from halfstep.imagine.arithmetic import arithmetic
 from halfstep.imagine.comprehensions import generator_of
-from halfstep.imagine.cursors import Cursor
+from halfstep.imagine.cursors import Cursor, collected
 from halfstep.imagine.library import iterating
 from halfstep.imagine.naming import hinted
 from halfstep.imagine.values import (
@@ -52,13 +52,16 @@ def _same_items(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: s
         return items_like(values, value) if isinstance(value, Items) else values
     if isinstance(value, dict):
         return list(value)
-    if isinstance(value, (Thing, Stream)):
+    if isinstance(value, Stream):
+        return collected(state, value, whole=True).rest()
+    if isinstance(value, Thing):
         return state.items(value, node)
     return value if value is not None else []
 
 
 def _sum(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     value = settled(args[0]) if args else None
+    value = collected(state, value, whole=True) if isinstance(value, Stream) else value
     if isinstance(value, (list, tuple)):
         return total_of(state, list(value), node)
     if isinstance(value, Unknown):

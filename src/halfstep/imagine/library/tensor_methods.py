@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from halfstep.events.vocabulary import Divisor, ScaleLoss, Transfer
+from halfstep.events.vocabulary import Divisor, HostRead, ScaleLoss, Transfer
 from halfstep.imagine.arithmetic import arithmetic
 from halfstep.imagine.library import formats, tensors, training
 from halfstep.imagine.library.frameworks import say_backward
@@ -129,6 +129,8 @@ def _move(state: Calls, value: Tensor, name: str, args: Args, kwargs: Kwargs, no
     if target is not None or unknown_device:
         loader = next(iter(value.loaders), None)
         state.emit(Transfer, node, to=target or "device", blocking=not lagging, loader=loader, in_worker=state.in_worker)
+    if target == "cpu" and value.device == "cuda" and not lagging:
+        state.emit(HostRead, node, what=name, scaled=value.scaler is not None, device=value.device)
     moved = derive(value, dtype=_DTYPES.get(dtype or "", same), device=target or value.device, name=value.name, rows=value.rows)
     if target == "cpu" and lagging:
         moved.copied = state.place(node)

@@ -71,8 +71,10 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         mode = args.get("mode", "min")
         negated = event.metric.startswith("-")
         name = event.metric.lstrip("-")
-        falling = not negated and bool(REST.match(event.measured) or DOWN.search(_said(event.measured, name)))
-        rises = bool(UP.search(name)) and not DOWN.search(name) and not falling
+        low = DOWN.search(_said(event.measured, name)) is not None
+        turned = REST.match(event.measured) is not None
+        falling = not negated and turned != low
+        rises = ((UP.search(name) is not None and not falling) or (turned and low)) and not DOWN.search(name)
         falls = bool(DOWN.search(name)) and not UP.search(name)
         wanted = "max" if rises != negated else "min"
         if (rises or falls) and mode in ("min", "max") and mode != wanted:

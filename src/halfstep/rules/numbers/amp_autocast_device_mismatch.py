@@ -63,9 +63,12 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         return
     open_regions: list[Region] = []
     scaler: Made | None = None
+    within: Forward | None = None
     for event in trace.events:
         if isinstance(event, AutocastEnter):
             open_regions.append(event.region)
+            if within is not None and event.stack[: len(within.stack)] == within.stack:
+                yield from _compared(event.region, within)
         elif isinstance(event, AutocastExit) and open_regions:
             open_regions.pop()
         elif isinstance(event, Made) and event.facts.get("refused"):
@@ -75,11 +78,16 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
                 yield Found(scaler.place, "the loss scaler is for a device that this machine lacks, and does nothing")
             refused = open_regions[-1] if open_regions and open_regions[-1].refused else None
             region = event.region or refused
-            devices = {event.device, region.device} if region is not None else set()
-            if region is not None and devices == {"cpu", "cuda"}:
-                fix = FixRequest("device-of-model", region.place) if region.place is not None else None
-                yield Found(region.place, f"autocast is for {region.device}, but the model is on {event.device}", fix)
+            within = event
+            yield from _compared(region, event)
     yield from _scaler_elsewhere(trace)
+
+
+def _compared(region: Region | None, forward: Forward) -> Iterator[Found]:
+    """A region that a forward pass runs in, or opens itself, against the model's device."""
+    if region is not None and {forward.device, region.device} == {"cpu", "cuda"}:
+        fix = FixRequest("device-of-model", region.place) if region.place is not None else None
+        yield Found(region.place, f"autocast is for {region.device}, but the model is on {forward.device}", fix)
 
 
 def _scaler_elsewhere(trace: Trace) -> Iterator[Found]:

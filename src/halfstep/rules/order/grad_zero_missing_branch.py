@@ -62,8 +62,8 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     for optimizer in optimizers(trace):
         if not known_to_clear(trace, story, optimizer) or not whole(trace, optimizer) or trace.exception is not None:
             continue
-        if optimizer in here:
-            again = used_again(trace, optimizer)
+        again = used_again(trace, optimizer)
+        if optimizer in here or (again is not None and again[1]):
             first = again[0] if again is not None and again[1] else None
         else:
             parts = [w for w in windows(trace, optimizer) if w.step is not None and w.backwards]

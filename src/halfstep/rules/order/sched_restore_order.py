@@ -8,6 +8,7 @@ from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Load, Made, Ref
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
+from halfstep.rules.listening import call_site
 
 CARD = Card(
     code="HS409",
@@ -76,11 +77,13 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             if optimizer in loaded and isinstance(optimizer, Ref) and not (isinstance(args, dict) and "last_epoch" in args):
                 made.append((optimizer, event, loaded[optimizer]))
     for _, late, load in made:
-        if late.facts.get("class") in NEED_NO_COUNT or _steps_each_time(late):
+        if late.facts.get("class") in NEED_NO_COUNT or late.facts.get("overwritten") or _steps_each_time(late):
             continue
         fix = FixRequest("move-before", late.place, other=load.place) if late.place is not None and load.place else None
         what = "starts its count at zero after a resume" if _keeps(late) else "writes its first learning rate over the loaded one"
-        yield Found(late.place, f"this scheduler is built after the optimizer's state was loaded: it {what}", fix)
+        inside = late.stack[: len(load.stack) - 1] == load.stack[:-1]
+        place = call_site(late, load) if inside else late.place
+        yield Found(place, f"this scheduler is built after the optimizer's state was loaded: it {what}", fix)
 
 
 def _keeps(made: Made) -> bool:

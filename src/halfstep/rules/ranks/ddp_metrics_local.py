@@ -109,7 +109,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             begun.pop(running, None) if running is not None else None
         elif isinstance(event, Collective) and event.kind != "barrier":
             begun.clear()
-        elif isinstance(event, Report) and event.loader in begun and "rank" in event.guards:
+        elif isinstance(event, Report) and event.loader in begun and ("rank" in event.guards or event.kind == "schedule"):
             yield Found(event.place, "this number covers one rank's shard only: reduce it first")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Backward, Step
+from halfstep.events.vocabulary import Backward, Collective, Step
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
 
@@ -83,6 +83,8 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
 
 
 def _used(trace: Trace, event: Backward) -> bool:
-    """Whether an optimizer steps after this pass, or its steps were not heard at all."""
+    """Whether an optimizer steps after this pass, or its steps were not heard at all; who averages by hand needs no DDP."""
+    if any(c.averages and c.serial > event.serial for c in trace.of(Collective)):
+        return False
     steps = [s for s in trace.of(Step) if s.optimizer in event.optimizers]
     return not steps or steps[-1].serial > event.serial

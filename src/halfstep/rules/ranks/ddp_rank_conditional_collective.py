@@ -112,7 +112,7 @@ def _early(trace: Trace) -> frozenset[str]:
 
 def _kind(event: Event) -> str | None:
     if isinstance(event, Collective):
-        return event.kind
+        return None if event.of_some else event.kind
     if isinstance(event, Forward) and event.wrapped and (event.grad_enabled or event.buffers is not False):
         return "forward pass of a DDP model"
     return None

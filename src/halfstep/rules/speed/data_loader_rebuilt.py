@@ -52,11 +52,11 @@ def train(model, dataset, epochs=2):
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """Loaders made at one place in different turns of one loop, of the same things."""
-    first: dict[Place, Made] = {}
+    first: dict[tuple[Place, tuple[int, ...]], Made] = {}
     for made in trace.of(Made):
         if made.what.kind == "loader" and made.place is not None and not made.facts.get("varies"):
-            before = first.setdefault(made.place, made)
-            if before is not made and made.loops and [t.loop for t in before.loops] == [t.loop for t in made.loops]:
+            before = first.setdefault((made.place, tuple(t.loop for t in made.loops)), made)
+            if before is not made and made.loops:
                 begin = next((e for e in trace.of(EpochBegin) if e.loader == made.what), None)
                 yield Found(
                     call_site(made, begin), "this loader is built anew in every turn of the loop", FixRequest("hoist", made.place)

@@ -61,7 +61,11 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         ]
         for backward in trace.of(Backward):
             mine = backward.divisors if optimizer in backward.optimizers else ()
-            same = [d for d in mine if "accum" in d.tags or (d.value == way.size and "parts" not in d.tags)]
+            same = [
+                d for d in mine if "accum" in d.tags or (d.value == way.size and not d.tags & {"parts", "batch size", "quotient"})
+            ]
+            if backward.reduction == "sum":  # its first divisor makes a mean of it
+                same = same[next((i + 1 for i, d in enumerate(same) if "accum" not in d.tags), 0) :]
             if len(same) >= 2 or (same and by_gradient):
                 fix = FixRequest("undivide", same[-1].place) if same[-1].place is not None else None
                 place = same[-1].place if len(same) > 1 else by_gradient[0]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
+from halfstep.events.vocabulary import Clip, Ref
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
-from halfstep.rules.listening import accumulation, optimizers, windows
+from halfstep.rules.listening import Window, accumulation, call_site, optimizers, windows
 
 CARD = Card(
     code="HS204",
@@ -59,11 +60,24 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         if way is None or not (way.guarded or way.counted):
             continue
         usual = {w.step.stack for w in windows(trace, optimizer) if w.step is not None and w.size == way.size}
+        known = {place for stack in usual for place in stack}
         for window in windows(trace, optimizer):
-            for backward in window.backwards if window.step is not None and window.size < way.size else ():
+            if window.step is None or window.size >= way.size:
+                continue
+            said = f"a window of {window.size} is divided by {way.size}"
+            for backward in window.backwards:
                 divided = next((d for d in backward.divisors if d.value == way.size), None)
-                if divided is not None and window.step is not None:
+                if divided is not None:
                     place = divided.place
                     fix = FixRequest("divide-by-window", place, other=window.step.place) if place is not None else None
-                    at = backward if window.step.stack in usual else window.step
-                    yield Found(at.place, f"a window of {window.size} is divided by {way.size}", fix)
+                    last = next((p for p in reversed(window.step.stack) if p not in known), window.step.place)
+                    yield Found(backward.place if window.step.stack in usual else last, said, fix)
+            for clip in _between(trace, window, optimizer):
+                if clip.divisor is not None and clip.divisor.value == way.size:
+                    yield Found(call_site(clip, window.step), said)
+
+
+def _between(trace: Trace, window: Window, optimizer: Ref) -> Iterator[Clip]:
+    """What is done to the gradients of a window before its step."""
+    first, last = (window.backwards[-1].serial, window.step.serial) if window.step and window.backwards else (0, 0)
+    return (c for c in trace.of(Clip) if first < c.serial < last and optimizer in c.optimizers)
