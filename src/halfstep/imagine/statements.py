@@ -319,8 +319,10 @@ class Statements(Attempts):
         return len(subject) == len(inner) and all(self.fits(p, v, node) for p, v in zip(inner, subject, strict=True))
 
     def evaluate(self, node: ast.Expr) -> None:
-        """An expression as a statement."""
-        self.eval(node.value)
+        """An expression as a statement; `set_grad_enabled` holds from then on."""
+        value = settled(self.eval(node.value))
+        if isinstance(value, Thing) and value.kind == "context" and value.facts.get("sets"):
+            self.grad[-1] = value.facts["what"] == "enable_grad"
 
     def stop_loop(self, node: ast.Break) -> None:
         """`break`."""

@@ -56,12 +56,12 @@ def _default_dtype(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path
 
 def _context(what: str) -> Callable[..., Value]:
     def handler(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
-        kind = what
-        if path.endswith("set_grad_enabled"):
+        kind, sets = what, path.endswith("set_grad_enabled")
+        if sets:
             kind = "enable_grad" if not args or state.truth(args[0], node) else "no_grad"
         if path.endswith("inference_mode") and args and args[0] is False:
             kind = "null"
-        return state.make("context", node, what=kind, value=args[0] if args else None)
+        return state.make("context", node, what=kind, value=args[0] if args else None, sets=sets)
 
     return handler
 
@@ -100,6 +100,7 @@ TABLE: dict[str, Callable[..., Value]] = {
     "torch.inference_mode": _context("no_grad"),
     "torch.enable_grad": _context("enable_grad"),
     "torch.set_grad_enabled": _context("no_grad"),
+    "torch.is_grad_enabled": lambda s, n, a, k, p: s.grad_enabled,
     "contextlib.nullcontext": _context("null"),
     "contextlib.suppress": _context("null"),
     "contextlib.ExitStack": _stack,

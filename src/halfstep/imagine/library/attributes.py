@@ -182,7 +182,7 @@ def _of_model(state: Calls, value: Thing, name: str, node: ast.AST) -> Value:
     if name == "module" and isinstance(inner, Thing):
         return value.facts.get("module", inner)
     if name in ("training",):
-        return value.training if value.training is not None else Unknown("training")
+        return value.training if value.training is not None else Unknown(f"{value.name}.training")
     if name in ROLE_METHODS or name in (
         "forward",
         "apply",
