@@ -319,8 +319,10 @@ def check_half_reduction(state: State, tensor: Tensor, what: str, node: ast.AST)
         state.emit(Numeric, node, kind="half-reduction", detail=what, region=tensor.regions[-1])
 
 
-def evened(value: list[Value] | Unknown, tags: Tags) -> Value:
+def evened(value: list[Value] | Unknown | Tensor, tags: Tags) -> Value:
     """Samples cut to a multiple of the ranks; `tags` says whether to those of one rank."""
+    if isinstance(value, Tensor):
+        return derive(value, tags=value.tags | tags | {"even"}, copied=value.copied)
     if isinstance(value, Unknown):
         return Unknown(value.name, value.tags | tags | {"even"}, loaders=value.loaders)
     made = items_like(list(value), value) if isinstance(value, Items) else Items(value)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from halfstep.imagine.comparing import Comparing
 from halfstep.imagine.state import State
-from halfstep.imagine.values import Items, Scope, Thing, Unknown, Value, settled, tags_of
+from halfstep.imagine.values import Items, Scope, Thing, Value, settled, tags_of
 
 
 class Comprehensions(Comparing):
@@ -82,8 +82,7 @@ class Comprehensions(Comparing):
             return made
         if any(isinstance(value, Thing) for value in values):
             return values
-        self.make("strided shard", node)
-        return Unknown("shard", frozenset({"rank", "strided"}))
+        return self.shard(frozenset(), node)
 
     def turns(self, items: Items, at: ast.AST, body: Callable[[Value], None]) -> None:
         """Run `body` once an item, with the turn noted and epochs announced."""

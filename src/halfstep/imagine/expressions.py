@@ -173,8 +173,11 @@ class Expressions(Comprehensions):
         parts = [settled(self.eval(p)) if p is not None else None for p in (cut.lower, cut.upper, cut.step)]
         by_rank = "rank" in tags_of(parts[0]) and parts[2] is not None
         self.share_out(value, parts)
-        if "world" in tags_of(parts[1]) and parts[2] is None and isinstance(value, (list, Unknown)):
+        if "world" in tags_of(parts[1]) and parts[2] is None and isinstance(value, (list, Unknown, Tensor)):
             return evened(value, tags_of(parts) & {"rank"})
+        if ("shard", id(value)) in self.memo and parts[1] is not None and not tags_of(parts) & {"rank"}:
+            self.forget(self.memo["shard", id(value)])
+            return evened(value, frozenset({"rank"}))
         if isinstance(value, (list, tuple, str)) and all(p is None or isinstance(p, int) for p in parts):
             got = value[slice(*parts)] if parts[2] != 0 else value
             if isinstance(value, Items):
@@ -183,8 +186,7 @@ class Expressions(Comprehensions):
                 return made
             return part_of(list(got)) if isinstance(value, list) else got
         if by_rank and parts[1] is None and "even" not in (value.tags if isinstance(value, Items) else tags_of(value)):
-            self.make("strided shard", node)
-            return Unknown("shard", tags_of(value) | {"rank", "strided"})
+            return self.shard(tags_of(value), node)
         if isinstance(value, Tensor):
             return derive(value, tags=value.tags | tags_of(parts), rows=_rows_of(value, parts), copied=value.copied)
         if isinstance(value, (list, tuple)):

@@ -233,6 +233,12 @@ class State:
             self.emit(Made, node, what=thing, facts=facts)
         return thing
 
+    def shard(self, tags: Tags, node: ast.AST) -> Unknown:
+        """What a rank gets when items are dealt out one by one, until it is cut to a length that all ranks have."""
+        made = Unknown("shard", tags | {"rank", "strided"})
+        self.memo["shard", id(made)], self.memo["alive", id(made)] = self.make("strided shard", node), made
+        return made
+
     def forget(self, thing: Thing) -> None:
         """An object stands for another one that was heard too."""
         self.things.remove(thing)

@@ -141,6 +141,10 @@ def _on_unknown(state: Calls, value: Unknown, name: str, args: Args, kwargs: Kwa
     if name in ("items", "keys", "values") and value.loaders:
         element = Tensor(loaders=value.loaders)
         return [("key", element)] if name == "items" else ["key"] if name == "keys" else [element]
+    if name in ("items", "keys", "values"):
+        keys = [Unknown(f"{value.name} key {index}") for index in range(2)]
+        held = [value.children.setdefault(f"[{key.name}]", Unknown(f"{value.name}[{key.name}]", value.tags)) for key in keys]
+        return list(zip(keys, held, strict=True)) if name == "items" else keys if name == "keys" else held
     if name == "get" and args and isinstance(args[0], str):
         child = value.children.get(f"[{args[0]!r}]")
         return (
