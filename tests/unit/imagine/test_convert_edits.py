@@ -23,6 +23,18 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 """
 
 
+STREAM = """\
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        yield from zip(torch.randn(32, 4), torch.randn(32, 1))
+
+
+data = Stream()
+"""
+
+
 def change(loop, head=HEAD, judge=lambda _: frozenset(), **wish):
     return convert(head + textwrap.dedent(loop), "script.py", Wish(**{"precision": "bf16", **wish}), judge)
 
@@ -53,6 +65,19 @@ def test_plain_loop_in_bf16_gets_one_with_block():
                 loss.backward()
                 optimizer.step()
         """
+    )
+
+
+def test_what_needs_tensors_of_one_type_is_pointed_at():
+    loop = PLAIN.replace(
+        "loss = nn", "model.weight.data.new_zeros(4, 1).index_add_(0, y.long()[:, 0], model(x))\n        loss = nn"
+    )
+    assert change(loop).done[-1] == (
+        "look at line 13 of the original: `index_add_` needs both tensors of one type, and autocast may have cast what is "
+        "written: if so, `.to` the type of the other"
+    )
+    assert (
+        len(change(PLAIN.replace("loss = nn", "hot = torch.zeros(4, 9).scatter_(1, y.long(), 1)\n        loss = nn")).done) == 2
     )
 
 
@@ -217,6 +242,15 @@ LEFT = {
         "accumulation: line 14: the loss is a mean over the labels that are not ignored, and micro-batches hold different "
         "numbers of them, so a mean of means would be another loss; with `halfstep.Engine` return their sum and their number",
     ),
+    "a stream": (
+        PLAIN,
+        {
+            "precision": "fp32",
+            "accumulate": 4,
+            "head": HEAD.replace("data = TensorDataset(torch.randn(32, 4), torch.randn(32, 1))", STREAM),
+        },
+        "accumulation: line 19: the batches come from a stream, whose length nobody knows when an epoch begins",
+    ),
     "skipped batches": (
         PLAIN.replace(
             "        optimizer.zero_grad()\n", "        if x.sum() > 9:\n            continue\n        optimizer.zero_grad()\n"
@@ -298,7 +332,7 @@ def test_what_is_not_understood_is_left_with_its_reason(case):
     loop, wish, reason = LEFT[case]
     result = change(loop, **wish)
     assert result.left == [reason]
-    assert result.text == HEAD + textwrap.dedent(loop)
+    assert result.text == wish.get("head", HEAD) + textwrap.dedent(loop)
 
 
 def test_text_that_is_not_python_is_left():

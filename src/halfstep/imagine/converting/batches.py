@@ -86,7 +86,11 @@ def _described(program: Program, node: ast.For) -> BatchLoop:
         iterable = iterable.args[0]
         if index is None:
             raise NotSure("the batches are enumerated without a name for their number", node.lineno)
-    source = _source(program, iterable, _loader_names(program, node))
+    loaders = [e.loader for e in program.all(EpochBegin) if e.place is not None and e.place.line == node.lineno]
+    made = [m for m in map(program.usual.made, loaders) if m is not None]
+    if any(m.facts.get("iterable") and m.facts.get("length") is None for m in made):
+        raise NotSure("the batches come from a stream, whose length nobody knows when an epoch begins", node.lineno)
+    source = _source(program, iterable, {loader.name for loader in loaders})
     if source is None:
         raise NotSure("what the loop over batches runs over has no length that can be written", node.lineno)
     return BatchLoop(function, node, f"len({program.syntax.text(source)})", index, start, source)
@@ -112,10 +116,6 @@ def _start(call: ast.Call) -> int:
     if isinstance(given[0], ast.Constant) and isinstance(given[0].value, int):
         return given[0].value
     raise NotSure("the batches are enumerated from a number that is not written there", call.lineno)
-
-
-def _loader_names(program: Program, node: ast.For) -> set[str]:
-    return {e.loader.name for e in program.all(EpochBegin) if e.place is not None and e.place.line == node.lineno}
 
 
 def _source(program: Program, iterable: ast.expr, names: set[str]) -> ast.expr | None:

@@ -18,6 +18,8 @@ from halfstep.imagine.converting.syntax import end_line, first_line
 
 PROBABILITIES = ("BCELoss", "binary_cross_entropy")
 CPU = '"cpu"'
+ONE_TYPE = {"index_add", "index_copy", "index_put", "masked_scatter", "scatter", "scatter_add", "scatter_reduce"}
+"""Methods that write one tensor into another, and raise where autocast has cast only one of them."""
 
 
 def add_precision(program: Program, wish: str) -> tuple[str, list[str]]:
@@ -42,7 +44,19 @@ def add_precision(program: Program, wish: str) -> tuple[str, list[str]]:
     said = [_said(found, wish)]
     if all(device_type(program, site.function) == CPU for site in found):
         said.append("nothing moves the model to a device, so autocast is for the CPU: change its `device_type` with the device")
-    return patch.text(), said
+    return patch.text(), said + _of_one_type(program)
+
+
+def _of_one_type(program: Program) -> list[str]:
+    """What may raise under autocast: a tensor that is written into another of its own type."""
+    calls = (n for n in ast.walk(program.syntax.tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute))
+    named = {c.lineno: c.func.attr for c in calls if isinstance(c.func, ast.Attribute) and _writes_tensor(c, c.func.attr)}
+    needs = "needs both tensors of one type, and autocast may have cast what is written: if so, `.to` the type of the other"
+    return [f"look at line {line} of the original: `{name}` {needs}" for line, name in sorted(named.items())]
+
+
+def _writes_tensor(call: ast.Call, name: str) -> bool:
+    return name.rstrip("_") in ONE_TYPE and bool(call.args) and not isinstance(call.args[-1], ast.Constant)
 
 
 def _refuse(program: Program) -> None:
