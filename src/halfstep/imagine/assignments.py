@@ -222,7 +222,7 @@ class Assignments(State):
                 if key in value and "copied weights" in tags_of(value[key]):
                     self.say_averaged(node)
                 value[key] = hinted(key, new) if isinstance(key, str) else new
-            self.take_in(value, str(key), new, node)
+            self.take_in(value, str(key) if isinstance(key, (str, int)) else "?", new, node)
             self._set_rate(self.memo.get(("group of", id(value))), key)
         elif isinstance(value, list) and isinstance(key, int) and -len(value) <= key < len(value):
             value[key] = new

@@ -6,7 +6,7 @@ import ast
 
 from halfstep.imagine.assignments import Assignments
 from halfstep.imagine.naming import MAIN
-from halfstep.imagine.state import Exited, Raised
+from halfstep.imagine.state import MICRO_BATCHES, Exited, Raised, Restart
 from halfstep.imagine.values import (
     Bound,
     Class,
@@ -17,11 +17,21 @@ from halfstep.imagine.values import (
     Unknown,
     Value,
     settled,
+    tags_of,
 )
 
 
 class Definitions(Assignments):
     """Makes functions and classes, and runs the modules that are imported."""
+
+    def claim(self, node: ast.Assert) -> None:
+        """`assert`: what it says of the length of a loader holds from the start; where it says that there is CUDA, there is."""
+        value = settled(self.eval(node.test))
+        tags = tags_of(value) & {"loader", "modulo", "accum"}
+        if self.unwrap_truth(value) is False and tags and self.micro_batches == MICRO_BATCHES:
+            raise Restart(2 * (self.largest_window or 4))
+        if "cuda" in ast.unparse(node.test) and not self.truth(value, node.test):
+            raise Raised
 
     def define_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         """`def`; what sets a property stands beside it, under a name of its own."""

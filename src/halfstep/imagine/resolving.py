@@ -112,6 +112,9 @@ class _Resolver:
     def cleared(self, named: tuple[Ref, ...]) -> tuple[Ref, ...]:
         """What never steps and was taken for an optimizer may as well be the model of any whose parameters are not known."""
         vague = [t.ref for t in self.vague]
+        held = [t.owners for t in self.optimizers if t.ref in named and t.owners and t.facts.get("whole")]
+        same = [t.ref for t in self.optimizers if t.owners in held and t.facts.get("whole")]
+        named = tuple(dict.fromkeys([*named, *same]))
         if not named or {*named} & self.stepping or not {*named} <= {*vague}:
             return named
         return tuple(dict.fromkeys([*named, *vague]))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from halfstep.events.vocabulary import EpochBegin, EpochEnd, Fetch, LoopLeft, Turn
 from halfstep.imagine.attempts import Attempts
 from halfstep.imagine.cursors import Cursor
-from halfstep.imagine.state import MICRO_BATCHES, BreakLoop, ContinueLoop, Restart, ReturnValue
+from halfstep.imagine.state import MICRO_BATCHES, BreakLoop, ContinueLoop, ReturnValue
 from halfstep.imagine.values import (
     NO_TAGS,
     External,
@@ -20,7 +20,6 @@ from halfstep.imagine.values import (
     Stream,
     Tensor,
     Thing,
-    Truth,
     Unknown,
     Value,
     settled,
@@ -223,13 +222,6 @@ class Statements(Attempts):
         if len(self.loops) > self.entries[-1]:
             self.emit(LoopLeft, node)
         raise ReturnValue(value)
-
-    def claim(self, node: ast.Assert) -> None:
-        """`assert`: a claim about the length of a loader holds from the start."""
-        value = settled(self.eval(node.test))
-        concrete = value.value if isinstance(value, Truth) else value
-        if concrete is False and tags_of(value) & {"loader", "modulo", "accum"} and self.micro_batches == MICRO_BATCHES:
-            raise Restart(2 * (self.largest_window or 4))
 
     def remove(self, node: ast.Delete) -> None:
         """`del`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
@@ -55,10 +56,16 @@ def train(model, loader, epochs=2):
 )
 
 
+_SMOOTHED = re.compile(r"av(era)?ge?(_|\b)|mean|smooth|running|window", re.I)
+"""Names of a metric that is an average over many batches, on which a plateau can be seen with every batch."""
+
+
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """As many moves of a plateau scheduler as steps, in one loop with them."""
     for event in trace.of(SchedulerStep):
         if trace.fact(event.scheduler, "class") != "ReduceLROnPlateau" or not event.loops or "modulo" in event.guards:
+            continue
+        if _SMOOTHED.search(event.metric):
             continue
         moves = sum(e.scheduler == event.scheduler for e in trace.of(SchedulerStep))
         steps = [e for e in trace.of(Step) if e.optimizer == event.optimizer]
