@@ -424,6 +424,8 @@ class Load(Event):
 
     target: Ref | None = None
     map_location: bool = True
+    handed_over: bool = False
+    """The state is that of another object of this run, which this one goes on for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -140,7 +140,11 @@ def _sequences(left: Value, op: ast.operator, right: Value) -> Value:
     if isinstance(op, ast.Add) and isinstance(left, str) and isinstance(right, str):
         return (left + right)[:500]
     if isinstance(op, ast.Mult) and isinstance(right, int) and isinstance(left, (list, tuple)):
-        return (left * max(0, min(right, 64)))[:64]
+        repeated = (left * max(0, min(right, 64)))[:64]
+        if isinstance(left, list) and len(left) == 1:
+            repeated = Items(repeated)
+            repeated.tags = frozenset({"alike"})
+        return repeated
     if isinstance(op, ast.Mod) and isinstance(left, str):
         return left
     return Unknown("sequence", tags_of(left) | tags_of(right))
@@ -174,10 +178,10 @@ def _unknown(state: State, left: Value, op: ast.operator, right: Value, node: as
 
 def check_average(state: State, total: Value, right: Value, node: ast.AST) -> None:
     """A sum of means of batches is divided by the number of samples, or of batches of which the last is shorter."""
-    short_last = any(loader.facts.get("short last") for loader in getattr(total, "loaders", ()))
+    short = [loader for loader in getattr(total, "loaders", ()) if loader.facts.get("short last")]
     if "dataset" in tags_of(right):
         state.emit(Numeric, node, kind="mean over dataset")
-    elif short_last and "evaluated" in tags_of(total) and "loader" in tags_of(right):
+    elif "evaluated" in tags_of(total) and any("loader" in tags_of(right) or right == state.batches_of(each) for each in short):
         state.emit(Numeric, node, kind="mean of means")
 
 

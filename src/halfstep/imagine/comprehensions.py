@@ -100,4 +100,5 @@ def generator_of(state: State, values: list[Value]) -> Value:
         return values
     made = state.make("params", None)
     made.owners, made.facts["generator"] = {owner for p in params for owner in p.owners}, True
+    made.facts["asked"] = any(p.facts.get("asked") for p in params)
     return made

@@ -82,7 +82,7 @@ class Interpreter(Calls, Statements, Expressions):
 
     def _batches_in(self, source: Items, node: ast.AST) -> Items:
         """Items as they are; a part of a list of micro-batches is run over as all of it would be."""
-        if "part" not in source.tags or source.over != "items":
+        if not source.tags & {"part", "alike"} or source.over != "items":
             return source
         made = self._of_list(list(source), source, node)
         made.tags = source.tags

@@ -77,8 +77,9 @@ class _Resolver:
             fields["optimizers"] = self.cleared(fields["optimizers"])
         if draft.kind is ModuleReplaced:
             added = draft.fields["module"]
-            kept = self.kept(added)
-            fields["optimizers"] = tuple(t.ref for t in draft.fields["optimizers"] if added not in t.owners and not kept)
+            released, missing = added is draft.fields["model"], draft.fields["optimizers"] if not self.kept(added) else ()
+            missing = (t for t in missing if t.facts.get("left out")) if released else missing
+            fields["optimizers"] = tuple(t.ref for t in missing if added not in t.owners or released)
         if draft.kind is Clip:
             fields["partial"] = self.partly(draft, serial)
         if draft.kind is Backward:

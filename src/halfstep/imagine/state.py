@@ -358,6 +358,10 @@ class State:
                 thing.training = None
                 if value.owner is not None:
                     thing.parents.append(value.owner)
+                for part in (c for c in value.children.values() if isinstance(c, Unknown) and kind == "model"):
+                    part.owner = thing
+                    if isinstance(part.thing, Thing) and part.thing.kind == "model":
+                        part.thing.parents.append(thing)
                 value.thing = thing
         assert isinstance(value.thing, (Thing, Tensor))
         return value.thing

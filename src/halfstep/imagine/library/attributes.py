@@ -214,6 +214,7 @@ def _of_param(state: Calls, value: Thing, name: str, node: ast.AST) -> Value:
     if name == "grad":
         return _gradient(state, set(value.owners), node)
     if name == "requires_grad":
+        value.facts["asked"] = True
         return not (value.facts.get("layer") and all(owner.facts.get("partly frozen") for owner in value.owners))
     if name == "data":
         return value
@@ -302,8 +303,11 @@ def write(state: Calls, thing: Thing, name: str, new: Value, node: ast.AST) -> N
     elif name == "requires_grad" and thing.kind == "param":
         for owner in thing.owners:
             owner.facts["held back"] = new is False
+            owner.facts["frozen"] = owner.facts.get("frozen") if new is not True else False
             if new is not True or not thing.facts.get("layer"):
                 owner.facts["partly frozen"] = True
+        if new is True:
+            training.say_released(state, thing.owners, node)
     elif name == "data" and thing.kind == "param":
         formats.write_param(state, thing, node, new)
     elif name == "require_backward_grad_sync" and thing.kind == "model":

@@ -51,7 +51,9 @@ def call(state: Calls, thing: Thing, name: str, args: Args, kwargs: Kwargs, node
     if name == "state_dict":
         return state.make("state", None, of=thing.kind, thing=thing)
     if name == "load_state_dict":
-        state.emit(Load, node, target=thing)
+        given = settled(args[0]) if args else None
+        other = isinstance(given, Thing) and given.facts.get("thing") not in (None, thing)
+        state.emit(Load, node, target=thing, handed_over=other)
         thing.facts["loaded"] = True
         return None
     handler = HANDLERS.get(thing.kind, {}).get(name)
@@ -59,7 +61,10 @@ def call(state: Calls, thing: Thing, name: str, args: Args, kwargs: Kwargs, node
         return handler(state, thing, args, kwargs, node)
     if thing.kind == "model":
         return _other_model_method(state, thing, name, args, kwargs, node)
-    if thing.kind == "param" and name.endswith("_") and name != "requires_grad_":
+    if thing.kind == "param" and name == "requires_grad_":
+        state.setattr(thing, "requires_grad", settled(args[0]) if args else True, node)
+        return thing
+    if thing.kind == "param" and name.endswith("_"):
         return formats.write_param(state, thing, node)
     if thing.kind == "param" and name == "register_post_accumulate_grad_hook" and args:
         state.memo.setdefault("gradient hooks", []).append((thing, args[0]))
@@ -164,6 +169,8 @@ def _no_sync(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.A
 
 def _requires_grad(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
     thing.facts["frozen"] = bool(args) and args[0] is False
+    if not args or args[0] is True:
+        training.say_released(state, {thing}, node)
     return thing.facts.get("instance") or thing
 
 
@@ -255,6 +262,7 @@ def _add_group(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast
     owners, _, _ = training.params_of(state, args[0] if args else None)
     thing.facts.setdefault("joined", {}).update(dict.fromkeys(owners - thing.owners, len(state.drafts)))
     thing.owners |= owners
+    thing.facts["left out"] = set()
     return None
 
 
@@ -335,7 +343,9 @@ def _schedule(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.
     if isinstance(node, ast.Call) and (node.args or node.keywords):
         metric = named(state, node.args[0] if node.args else node.keywords[0].value)
     watched = settled(args[0]) if args else None
-    own = not measured.endswith("()") and "synced" not in tags_of(watched)  # a function that is not known may reduce it
+    own = not re.fullmatch(r"[\w.]+\(\)", measured) and "synced" not in tags_of(
+        watched
+    )  # a function that is not known may reduce it
     for loader in getattr(watched, "loaders", ()) if own else ():
         state.emit(Report, node, loader=loader, kind="schedule")
     optimizer = thing.facts.get("optimizer")

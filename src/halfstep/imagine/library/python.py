@@ -16,6 +16,7 @@ from halfstep.imagine.values import (
     NO_TAGS,
     Class,
     External,
+    Function,
     Instance,
     Items,
     Scope,
@@ -260,6 +261,14 @@ def _map(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> 
     return items_like([state.call(args[0], list(group), {}, node) for group in zip(*sources, strict=False)], sources[0])
 
 
+def _filter(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
+    """What a function chooses of parameters; of other things, whose numbers are not known, all."""
+    items = state.items(settled(args[1]), node) if len(args) > 1 else Items()
+    asked = isinstance(settled(args[0]), Function) and any(isinstance(v, Thing) and v.kind == "param" for v in items)
+    chosen = [v for v in items if state.truth(state.call(args[0], [v], {}, node), node)] if asked else items
+    return generator_of(state, chosen)
+
+
 def _dict(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:
     base = settled(args[0]) if args else {}
     named = {key: hinted(key, value) for key, value in kwargs.items()}
@@ -318,7 +327,7 @@ TABLE: dict[str, Callable[..., Value]] = {
     "builtins.print": _print,
     "builtins.super": _super,
     "builtins.map": _map,
-    "builtins.filter": lambda s, n, a, k, p: generator_of(s, s.items(settled(a[1]), n)) if len(a) > 1 else [],
+    "builtins.filter": _filter,
     "builtins.dict": _dict,
     "builtins.any": _any_all,
     "builtins.all": _any_all,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from halfstep.events.vocabulary import Clip, Divisor, Mode, ZeroGrad
+from halfstep.events.vocabulary import Clip, Divisor, Mode, ModuleReplaced, ZeroGrad
 from halfstep.imagine.library.formats import dtype_name
 from halfstep.imagine.state import Reach
 from halfstep.imagine.values import (
@@ -21,6 +21,7 @@ from halfstep.imagine.values import (
     Thing,
     Unknown,
     Value,
+    flat,
     model_of,
     settled,
     tags_of,
@@ -71,10 +72,28 @@ def _optimizer(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: st
     facts: dict[str, Value] = {"lr": lr, "rates": rates or [lr], "class": path.rsplit(".", 1)[-1], "whole": whole}
     made = state.make("optimizer", node, **facts)
     made.owners = owners
+    asked = any(isinstance(v, Thing) and v.facts.get("asked") for v in flat([params]))
+    made.facts["left out"] = {m for m in state.things if asked and _is_held(m) and owners & m.family()}
     made.facts["of copies"] = not owners and "copied weights" in tags_of(params)
     if isinstance(settled(params), Unknown) and not owners:
         made.facts["unknown params"] = True
     return made
+
+
+def _is_held(model: Thing) -> bool:
+    return model.kind == "model" and (model.facts.get("frozen") is True or model.facts.get("held back") is True)
+
+
+def say_released(state: Calls, models: set[Thing], node: ast.AST) -> None:
+    """Parameters get gradients again: optimizers that asked for those that have some were built without them."""
+    for model in models:
+        missing = tuple(t for t in state.things if any(m in model.family() or model in m.family() for m in _left_out(t)))
+        if missing:
+            state.emit(ModuleReplaced, node, model=model, module=model, optimizers=missing)
+
+
+def _left_out(optimizer: Thing) -> set[Thing]:
+    return optimizer.facts.get("left out", set()) if optimizer.kind == "optimizer" else set()
 
 
 def _scheduler(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Value:

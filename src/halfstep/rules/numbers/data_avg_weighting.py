@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import Numeric
+from halfstep.events.vocabulary import EpochBegin, Numeric
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
+from halfstep.rules.listening import call_site
 
 CARD = Card(
     code="HS611",
@@ -66,7 +67,9 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         if event.kind == "mean over dataset":
             yield Found(event.place, "a sum of batch means is divided by the number of samples", _fix(event))
         elif event.kind == "mean of means":
-            yield Found(event.place, "the last batch is shorter and counts as much as the others in this mean of batch means")
+            begun = next((e for e in reversed(list(trace.of(EpochBegin))) if e.serial < event.serial), None)
+            message = "the last batch is shorter and counts as much as the others in this mean of batch means"
+            yield Found(call_site(event, begun), message)
 
 
 def _fix(event: Numeric) -> FixRequest | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from halfstep.events.trace import Story, Trace
-from halfstep.events.vocabulary import AutocastEnter, Forward, Numeric, Step
+from halfstep.events.vocabulary import AutocastEnter, Forward, Numeric, Ref, Step
 from halfstep.findings.card import Card
 from halfstep.findings.finding import Found, Severity
+from halfstep.rules.listening import call_site
 
 CARD = Card(
     code="HS109",
@@ -54,6 +55,7 @@ def train(model, loader, epochs=2):
 def check(trace: Trace, story: Story) -> Iterator[Found]:
     """A forward pass in the same region as an earlier step, or as weights that were written by hand after another one."""
     stepped: dict[int, Step | Numeric] = {}
+    kept: set[tuple[int, Ref]] = set()
     entered = {event.region.number: event.place for event in trace.of(AutocastEnter)}
     for event in trace.events:
         region = event.region if isinstance(event, (Step, Numeric, Forward)) else None
@@ -61,11 +63,13 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
             continue
         if isinstance(event, Step) or (isinstance(event, Numeric) and event.kind == "weights written"):
             stepped[region.number] = event
-        elif isinstance(event, Forward) and event.grad_enabled and (change := stepped.get(region.number)) is not None:
+        elif isinstance(event, Forward):
+            change = stepped.get(region.number) if event.grad_enabled or (region.number, event.model) in kept else None
+            kept |= {(region.number, event.model)} if event.grad_enabled else set()
             if isinstance(change, Step):
                 opened = entered.get(region.number, region.place)
                 message = "this autocast region stays open over optimizer steps: later forward passes use stale weights"
                 yield Found(opened, message)
-            else:
+            elif change is not None:
                 message = "weights change here and are used again in the same autocast region, which keeps copies of the old ones"
-                yield Found(change.place, message)
+                yield Found(call_site(change, event), message)

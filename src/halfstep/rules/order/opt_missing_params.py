@@ -8,6 +8,7 @@ from halfstep.events.trace import Story, Trace
 from halfstep.events.vocabulary import Backward, Made, ModuleReplaced, Step
 from halfstep.findings.card import Card
 from halfstep.findings.finding import FixRequest, Found, Safety, Severity
+from halfstep.rules.listening import call_site
 
 CARD = Card(
     code="HS401",
@@ -77,6 +78,9 @@ def _replaced(trace: Trace) -> Iterator[Found]:
         if stepped & set(event.optimizers) and not made_later:
             made = trace.made(next(iter(stepped & set(event.optimizers))))
             fix = FixRequest("move-after", made.place, other=event.place) if made is not None and made.place is not None else None
+            if event.module == event.model:
+                yield Found(call_site(event, made), f"`{event.module.name}` is trained from here on, but is in no optimizer")
+                continue
             yield Found(
                 event.place,
                 f"`{event.module.name}` is put into `{event.model.name}` after the optimizer was built: it is not trained",

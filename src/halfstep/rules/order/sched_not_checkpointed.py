@@ -85,9 +85,10 @@ def _placed(trace: Trace, scheduler: Ref) -> bool:
 def _not_loaded(trace: Trace, schedulers: set[Ref]) -> Iterator[Found]:
     """An optimizer gets its state back, and its scheduler moves on without the state that was saved with it."""
     loads = [e for e in trace.of(Load) if e.target is not None]
-    if not any("scheduler" in e.states for e in trace.of(Save)) or any(e.target.kind == "scheduler" for e in loads if e.target):
+    if any(e.target.kind == "scheduler" for e in loads if e.target):
         return
-    for load in loads:
+    saved = any("scheduler" in e.states for e in trace.of(Save))
+    for load in (e for e in loads if saved or (e.handed_over and not trace.has(Save))):
         later = (e for e in trace.of(SchedulerStep) if e.serial > load.serial and e.scheduler in schedulers)
         if any(e.optimizer == load.target for e in later):
             yield Found(load.place, "the optimizer gets its saved state back here, its scheduler never does")

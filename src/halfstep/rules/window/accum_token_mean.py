@@ -59,5 +59,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         if accumulation(trace, optimizer) is None:
             continue
         for backward in trace.of(Backward):
+            if any("alike" in turn.tags for turn in backward.loops):
+                continue  # the same micro-batch again and again
             if optimizer in backward.optimizers and backward.reduction == "token_mean" and backward.divisors:
                 yield Found(backward.place, "each micro-batch is averaged over its own valid tokens")
