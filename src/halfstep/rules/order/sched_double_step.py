@@ -51,7 +51,7 @@ def train(model, loader, epochs=2):
 
 
 def check(trace: Trace, story: Story) -> Iterator[Found]:
-    """Two moves from different places with no step between, in a program that steps."""
+    """Two moves from different places with no step between, in a program that steps; said of that nearer to the loop."""
     if not trace.has(Step):
         return
     last: dict[Ref, SchedulerStep] = {}
@@ -61,10 +61,8 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         else:
             before = last.get(event.scheduler)
             if before is not None and before.place != event.place and not (before.argument or event.argument):
-                yield Found(
-                    event.place,
-                    f"`{event.scheduler.name}` was already moved for this step "
-                    f"(line {before.place.line if before.place else '?'})",
-                    FixRequest("delete-again", event.place, other=before.place) if event.place and before.place else None,
-                )
+                again, first = (before, event) if len(before.stack) < len(event.stack) else (event, before)
+                fix = FixRequest("delete-again", again.place, other=first.place) if again.place and first.place else None
+                line = first.place.line if first.place else "?"
+                yield Found(again.place, f"`{event.scheduler.name}` is moved for this step in line {line} too", fix)
             last[event.scheduler] = event

@@ -59,8 +59,6 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
         way = accumulation(trace, optimizer)
         if way is None or not (way.guarded or way.counted):
             continue
-        usual = {w.step.stack for w in windows(trace, optimizer) if w.step is not None and w.size == way.size}
-        known = {place for stack in usual for place in stack}
         for window in windows(trace, optimizer):
             if window.step is None or window.size >= way.size:
                 continue
@@ -70,8 +68,7 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
                 if divided is not None:
                     place = divided.place
                     fix = FixRequest("divide-by-window", place, other=window.step.place) if place is not None else None
-                    last = next((p for p in reversed(window.step.stack) if p not in known), window.step.place)
-                    yield Found(backward.place if window.step.stack in usual else last, said, fix)
+                    yield Found(backward.place, said, fix)
             for clip in _between(trace, window, optimizer):
                 if clip.divisor is not None and clip.divisor.value == way.size:
                     yield Found(call_site(clip, window.step), said)
