@@ -68,6 +68,14 @@ def test_plain_loop_in_bf16_gets_one_with_block():
     )
 
 
+@pytest.mark.parametrize(
+    ("target", "numbered"), [("(x,), (y,)", "((x,), (y,))"), ("(x, y)", "(x, y)"), ("x, y", "(x, y)"), ("[x, y]", "[x, y]")]
+)
+def test_turns_are_numbered_whatever_a_batch_is_taken_apart_into(target, numbered):
+    result = change(PLAIN.replace("for x, y in", f"for {target} in"), precision="fp32", accumulate=4)
+    assert f"for i, {numbered} in enumerate(loader):" in result.text
+
+
 def test_what_needs_tensors_of_one_type_is_pointed_at():
     loop = PLAIN.replace(
         "loss = nn", "model.weight.data.new_zeros(4, 1).index_add_(0, y.long()[:, 0], model(x))\n        loss = nn"

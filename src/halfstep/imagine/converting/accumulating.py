@@ -133,8 +133,8 @@ def _count(program: Program, patch: Patch, loop: BatchLoop, words: _Words, count
     if loop.index is None:
         target = loop.node.target
         inner = text(target)
-        parenthesised = isinstance(target, ast.Tuple) and not inner.startswith("(")
-        patch.replace(target, f"{words.index}, {f'({inner})' if parenthesised else inner}")
+        bare = isinstance(target, ast.Tuple) and target.elts[0].col_offset == target.col_offset
+        patch.replace(target, f"{words.index}, {f'({inner})' if bare else inner}")
         patch.replace(loop.node.iter, f"enumerate({text(loop.node.iter)})")
     patch.before(
         loop.node.body[0],
