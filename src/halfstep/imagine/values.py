@@ -314,6 +314,8 @@ class Items(list[Value]):
     over: str = "items"
     tags: Tags = NO_TAGS
     endless: bool = False
+    total: int | None = None
+    """How many numbers a long range has, of which only some are imagined."""
     filtered: bool = False
     """Chosen by a condition on data: it may be empty."""
 

@@ -98,9 +98,11 @@ def _sample(state: Calls, sampler: Instance, node: ast.AST) -> None:
 
 
 def _varies(state: Calls, node: ast.AST) -> bool:
-    key = ("varies", id(node))
+    called = state.scope.names.get("\0call")  # what makes the loader may be told something else in every turn
+    calls = [node, called[1]] if isinstance(called, tuple) else [node]
+    key = ("varies", *map(id, calls))
     if key not in state.memo:
-        state.memo[key] = isinstance(node, ast.expr) and varies(node, state.module.tree)
+        state.memo[key] = any(isinstance(call, ast.expr) and varies(call, state.module.tree) for call in calls)
     return state.memo[key] is True
 
 
@@ -216,9 +218,17 @@ def _sampler(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str)
         "drop_last": given.get("drop_last", False) is True,
         "class": name,
         "inner": settled(args[0]) if args else None,
-        "samples": settled(kwargs.get("num_samples")),
+        "samples": _told(state, name, args, kwargs, node),
     }
     return state.make("sampler", node, **facts)
+
+
+def _told(state: Calls, name: str, args: Args, kwargs: Kwargs, node: ast.AST) -> Value:
+    """How many samples a sampler is told to hand out."""
+    if name == "SubsetRandomSampler":
+        return iterating.length_of_data(state, args[0] if args else kwargs.get("indices"), node)
+    at = {"WeightedRandomSampler": 1, "RandomSampler": 2}.get(name, len(args))
+    return settled(args[at] if at < len(args) else kwargs.get("num_samples"))
 
 
 def _dataset(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -> Thing:

@@ -105,6 +105,7 @@ def _range(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: str) -
     except (ValueError, TypeError):
         numbers = range(state.micro_batches)
     made = Items([tagged(i, frozenset({"index"}) | (tags & {"rank"})) for i in _sample(numbers)])
+    made.total = len(numbers)
     made.over, made.tags = "count", tags | ({"part"} if len(values) > 2 and tags & {"batch size", "loader"} else NO_TAGS)
     if len(values) > 2 and "rank" in tags_of(values[0]) and not _is_even(values[1], values[2]):
         made.tags |= {"uneven"}
@@ -248,7 +249,7 @@ def length_of_data(state: Calls, value: Value, node: ast.AST) -> int | None:
     elif isinstance(value, Tensor):
         length = value.rows
     else:
-        length = len(value) if isinstance(value, (list, tuple)) else None
+        length = (getattr(value, "total", None) or len(value)) if isinstance(value, (list, tuple)) else None
     return length if isinstance(length, int) and "guessed" not in tags_of(length) else None
 
 

@@ -50,7 +50,10 @@ def _same_items(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: s
         return value.rest()
     if isinstance(value, (list, tuple)):
         values = list(value)[::-1] if path == "builtins.reversed" else list(value)
-        return items_like(values, value) if isinstance(value, Items) else values
+        if isinstance(value, Items):
+            total, values = value.total, items_like(values, value)
+            values.total = total
+        return values
     if isinstance(value, dict):
         return list(value)
     if isinstance(value, Stream):

@@ -90,5 +90,6 @@ def _not_loaded(trace: Trace, schedulers: set[Ref]) -> Iterator[Found]:
     saved = any("scheduler" in e.states for e in trace.of(Save))
     for load in (e for e in loads if saved or (e.handed_over and not trace.has(Save))):
         later = (e for e in trace.of(SchedulerStep) if e.serial > load.serial and e.scheduler in schedulers)
-        if any(e.optimizer == load.target for e in later):
+        mine = [trace.made(e.scheduler) for e in later if e.optimizer == load.target]
+        if any(saved or (made is not None and made.serial < load.serial) for made in mine):
             yield Found(load.place, "the optimizer gets its saved state back here, its scheduler never does")
