@@ -59,7 +59,8 @@ def test_a_wrapped_loader_is_heard_as_the_loader(loop: str) -> None:
         ("DataLoader(TensorDataset(torch.randn(40, 1)), batch_size=4, sampler=DistributedSampler(data))", 5),
         ("DataLoader(TensorDataset(torch.randn(200, 1)), batch_size=1)", 24 + 200 % 24),
         ("DataLoader(TensorDataset(torch.randn(50, 1)), batch_size=args.batch_size)", 9),
-        ("DataLoader(data, batch_size=4, sampler=WeightedRandomSampler(w, 7))", 9),
+        ("DataLoader(data, batch_size=4, sampler=WeightedRandomSampler(w, 7))", 2),
+        ("DataLoader(data, batch_size=4, sampler=WeightedRandomSampler(w, unknown))", 9),
         ("DataLoader(unknown, batch_size=8)", 9),
     ],
 )
