@@ -127,7 +127,7 @@ class _Resolver:
             return False
         roots = {t for t in family if not t.parents}
         beside = any(roots & owner.family() for t in self.optimizers for owner in t.owners)
-        meant = beside or any(_HEAD.search(t.name) for t in family)
+        meant = beside or any(_HEAD.search(t.name) or _is_loss(t) for t in family)
         return meant and all(self._placed_outside(t) for t in roots)
 
     def _moved_by_none(self, model: Thing) -> bool:
@@ -202,6 +202,12 @@ _HIDDEN = re.compile(r"teach|target|ref|vgg|lpips|percep|pretrain|fro[sz]en|fixe
 """Names of containers in which people keep modules on purpose so that they are not trained."""
 _HEAD = re.compile(r"head|^out|proj|predict|classif|loss|crit|^fc|decoder|metric|margin|adapter|embed", re.I)
 """Names of modules beside the main model that are nearly always meant to be trained with it."""
+
+
+def _is_loss(model: Thing) -> bool:
+    """Whether a module is of a class of the program that is named as a loss."""
+    instance = model.facts.get("instance")
+    return isinstance(instance, Instance) and instance.cls.name.endswith("Loss")
 
 
 def _has_own_parameters(model: Thing) -> bool:

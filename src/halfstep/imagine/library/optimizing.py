@@ -216,7 +216,9 @@ def _step(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.AST)
     closure = settled(args[0] if args else kwargs.get("closure"))
     if frameworks.suspended(thing):
         return None
-    if closure is not None:
+    if isinstance(closure, Tensor):
+        thing.escaped = True  # an optimizer that is given the loss makes the gradients itself, and may clear them
+    elif closure is not None:
         state.call(closure, [], {}, node)
     say_step(state, thing, None, closure is not None, node)
     return Tensor(dtype="float", name="loss")
