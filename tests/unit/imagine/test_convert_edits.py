@@ -76,6 +76,11 @@ def test_turns_are_numbered_whatever_a_batch_is_taken_apart_into(target, numbere
     assert f"for i, {numbered} in enumerate(loader):" in result.text
 
 
+def test_updates_run_over_a_loader_that_is_made_in_the_head_of_the_loop():
+    result = change(PLAIN.replace("in loader", "in DataLoader(data, batch_size=4)"), engine=True)
+    assert "for update in engine.updates(DataLoader(data, batch_size=4)):" in result.text
+
+
 def test_what_needs_tensors_of_one_type_is_pointed_at():
     loop = PLAIN.replace(
         "loss = nn", "model.weight.data.new_zeros(4, 1).index_add_(0, y.long()[:, 0], model(x))\n        loss = nn"
@@ -249,6 +254,26 @@ LEFT = {
         {"precision": "fp32", "accumulate": 4},
         "accumulation: line 14: the loss is a mean over the labels that are not ignored, and micro-batches hold different "
         "numbers of them, so a mean of means would be another loss; with `halfstep.Engine` return their sum and their number",
+    ),
+    "loader in the head": (
+        PLAIN.replace("in loader", "in DataLoader(data, batch_size=4)"),
+        {"precision": "fp32", "accumulate": 4},
+        "accumulation: line 11: the loader is made in the head of the loop: give it a name before it, then convert",
+    ),
+    "norm within an expression": (
+        PLAIN.replace("        optimizer.step()\n", "        print(nn.utils.clip_grad_norm_(model.parameters(), 1.0))\n")
+        + "        optimizer.step()\n",
+        {"engine": True},
+        "engine: line 15: what the clip returns is used in a way that cannot be followed",
+    ),
+    "parameters of two models": (
+        PLAIN.replace("model(x)", "last(model(x))").replace(
+            "\nfor epoch",
+            "\nlast = nn.Linear(1, 1)\nparams = [*model.parameters(), *last.parameters()]\n"
+            "optimizer = torch.optim.SGD(params, lr=0.1)\nfor epoch",
+        ),
+        {"engine": True},
+        "engine: line 16: 2 models are called, and which of them the optimizer holds cannot be seen",
     ),
     "a stream": (
         PLAIN,

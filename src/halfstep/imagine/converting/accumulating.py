@@ -54,6 +54,8 @@ def accumulate(program: Program, count: int) -> tuple[str, list[str]]:
     """
     _refuse(program)
     loop = batch_loop(program)
+    if isinstance(loop.source, ast.Call):
+        raise NotSure("the loader is made in the head of the loop: give it a name before it, then convert", loop.node.lineno)
     _check_body(program, loop)
     patch = Patch(program.syntax)
     words = _words(program, loop)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from halfstep.events.vocabulary import Backward, EpochBegin, Place
+from halfstep.events.vocabulary import Backward, EpochBegin, Made, Place
 from halfstep.imagine.converting.outcome import NotSure
 from halfstep.imagine.converting.program import Program
 from halfstep.imagine.converting.syntax import FunctionNode
@@ -120,7 +120,8 @@ def _start(call: ast.Call) -> int:
 
 def _source(program: Program, iterable: ast.expr, names: set[str]) -> ast.expr | None:
     """The loader in the head of a loop: the iterable itself, or what a progress bar or the like was given."""
-    if isinstance(iterable, (ast.Name, ast.Attribute)):
+    made = {e.place for e in program.all(Made) if e.what.kind == "loader"}
+    if isinstance(iterable, (ast.Name, ast.Attribute)) or any(program.syntax.call_at(place) is iterable for place in made):
         return iterable
     if isinstance(iterable, ast.Call):
         inner = [a for a in iterable.args if isinstance(a, (ast.Name, ast.Attribute))]

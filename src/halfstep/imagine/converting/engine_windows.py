@@ -132,8 +132,12 @@ def _model(program: Program, home: Home) -> str:
             raise NotSure(f"the optimizer holds the parameters of {len(owners)} models", call.lineno)
         for owner in owners.values():
             return at_home(program, owner, made, home)
-    forward = next((f for f in program.usual.of(Forward) if f.grad_enabled), None)
+    forwards = [f for f in program.usual.of(Forward) if f.grad_enabled]
+    forward = next(iter(forwards), None)
     called = program.syntax.call_at(forward.place) if forward is not None else None
+    several = {ast.unparse(c.func) for c in (program.syntax.call_at(f.place) for f in forwards) if c is not None}
+    if len(several) > 1 and called is not None:
+        raise NotSure(f"{len(several)} models are called, and which of them the optimizer holds cannot be seen", called.lineno)
     if forward is None or called is None:
         raise NotSure("the model that is trained cannot be seen where the engine would be made")
     return at_home(program, called.func, forward, home)

@@ -167,11 +167,23 @@ def clip_limit(program: Program, event: Clip) -> ast.expr:
     if call is None or keyword is None:
         line = event.place.line if event.place is not None else None
         raise NotSure("gradients are changed in a way that the engine does not know", line)
+    statement = program.syntax.statement(call)
+    if isinstance(statement, (ast.Expr, ast.Assign)) and _number_of(statement.value) is not call:
+        raise NotSure("what the clip returns is used in a way that cannot be followed", statement.lineno)
     limit = [*call.args[1:2], *(k.value for k in call.keywords if k.arg == keyword)]
     others = [k for k in call.keywords if k.arg not in (keyword, "parameters", "foreach", "error_if_nonfinite")]
     if len(limit) != 1 or others or len(call.args) > 2 or event.partial:
         raise NotSure("the clip has options that the engine does not have", call.lineno)
     return limit[0]
+
+
+def _number_of(node: ast.expr) -> ast.expr:
+    """What stands in `float(...)` or before `.item()`."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "item":
+        return _number_of(node.func.value)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "float" and node.args:
+        return _number_of(node.args[0])
+    return node
 
 
 def engine_lines(name: str, given: list[str], unit: str) -> list[str]:
