@@ -97,6 +97,8 @@ class Comparing(State):
         if "batch size" in tags and (right == 0 or (left == 0 and isinstance(op, (ast.Eq, ast.NotEq)))):
             some = isinstance(op, (ast.Gt, ast.NotEq))
             return Unknown(ast.unparse(node)[:80], tags | {"data"}, normal=some, loaders=getattr(left, "loaders", frozenset()))
+        if isinstance(left, Unknown) and _too_long(left, op, right):
+            return Unknown(ast.unparse(node)[:80], tags | {"data"}, normal=False, loaders=left.loaders)
         negated = isinstance(op, ast.NotEq)
         if isinstance(op, (ast.Eq, ast.NotEq)) and isinstance(left, Unknown) and isinstance(right, (str, External, int)):
             literal = right.path if isinstance(right, External) else right
@@ -185,6 +187,12 @@ class Comparing(State):
         usual = bool(value.default) if value.has_default else not usually_off(value.name)
         kind = "device" if "device" in value.tags else "flag"
         return self.flag(value.name, usual, node, kind)
+
+
+def _too_long(left: Unknown, op: ast.cmpop, right: Value) -> bool:
+    """Whether it is asked if a micro-batch is longer than a limit, as some are."""
+    size = left.name == "batch size" or left.name.startswith("shape[")
+    return size and isinstance(op, (ast.Gt, ast.GtE)) and isinstance(right, int) and right > 2
 
 
 def _is_rank(value: Value) -> bool:

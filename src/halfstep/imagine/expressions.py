@@ -175,8 +175,8 @@ class Expressions(Comprehensions):
         self.share_out(value, parts)
         if "world" in tags_of(parts[1]) and parts[2] is None and isinstance(value, (list, Unknown, Tensor)):
             return evened(value, tags_of(parts) & {"rank"})
-        if ("shard", id(value)) in self.memo and parts[1] is not None and not tags_of(parts) & {"rank"}:
-            self.forget(self.memo["shard", id(value)])
+        if ("shard", id(value)) in self.memo and parts[1] is not None and not tags_of(parts) & {"rank", "index"}:
+            self.forget(self.memo.pop(("shard", id(value))))
             return evened(value, frozenset({"rank"}))
         if isinstance(value, (list, tuple, str)) and all(p is None or isinstance(p, int) for p in parts):
             got = value[slice(*parts)] if parts[2] != 0 else value

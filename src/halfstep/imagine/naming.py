@@ -6,7 +6,10 @@ import re
 
 from halfstep.imagine.values import NO_TAGS, Count, Ratio, Tags, Unknown, Value, tagged
 
-_ACCUM = re.compile(r"accum|grad_acc|(^|_)ga_steps|update_freq|micro_?(steps|batches)$|(^|_)iters_to_acc", re.I)
+_ACCUM = re.compile(
+    r"accum|grad_acc|update_freq|(^|_)(ga_steps|iter_size|iters_to_acc)$|micro_?(steps|batches)$|(subdivisions|batch_splits?)$",
+    re.I,
+)
 _EPOCHS = re.compile(r"(^|_)(n_?|num_?|max_?|total_?|train_?)*epochs$|^ne$|^max_epoch$|^total_epoch$|^n_epoch$|^num_epoch$", re.I)
 _WORLD = re.compile(r"world(_?size)?$|^num_replicas$|^nprocs$|num_processes$|^n_gpus$|^ngpus", re.I)
 _BATCH = re.compile(r"(^|_)(batch_?size|bsz?|bs)$", re.I)
