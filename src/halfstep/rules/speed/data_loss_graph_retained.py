@@ -70,7 +70,8 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
 def _site(trace: Trace, event: Retain, backward: Backward | None) -> Place | None:
     """In the function that runs the forward pass, or the one that leads to the backward pass."""
     before = (trace.events[serial] for serial in range(event.serial - 1, -1, -1))
-    return call_site(event, next((e for e in before if isinstance(e, Forward) and e.grad_enabled), backward))
+    trains = (e for e in before if isinstance(e, Backward) or (isinstance(e, Forward) and e.grad_enabled))
+    return call_site(event, next(trains, backward))
 
 
 def _turns(trace: Trace, earlier: Retain, event: Retain) -> bool:
