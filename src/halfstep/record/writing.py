@@ -139,9 +139,8 @@ def reporting(folder: Path, rank: int, size: int) -> bool:
     awaited = {str(r) for r in range(size)} - {str(rank)} if rank == 0 else {"0"}
     seen, since = 0.0, time.monotonic()
     while not all((folder / f"{name}{FINAL}").exists() for name in awaited):
-        try:
-            news = max((path.stat().st_mtime for path in folder.iterdir()), default=0.0)
-        except FileNotFoundError:
+        news = _latest_news(folder)
+        if news is None:
             return False  # another rank has reported and taken the folder away
         if news > seen:
             seen, since = news, time.monotonic()
@@ -152,6 +151,19 @@ def reporting(folder: Path, rank: int, size: int) -> bool:
         if rank != 0:
             return False
     return _claimed(folder)
+
+
+def _latest_news(folder: Path) -> float | None:
+    """When a process last left something; None where the folder is gone. A file may get its final name while it is looked at."""
+    try:
+        paths = list(folder.iterdir())
+    except FileNotFoundError:
+        return None
+    news = 0.0
+    for path in paths:
+        with suppress(FileNotFoundError):
+            news = max(news, path.stat().st_mtime)
+    return news
 
 
 def _claimed(folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from halfstep.record.running import Ending
 from halfstep.record.session import Session
 from halfstep.record.termination import Termination
 from halfstep.record.watching import watch
-from halfstep.record.writing import LATEST, Writer, read
+from halfstep.record.writing import CLAIM, FINAL, LATEST, Writer, read, reporting
 
 
 def writer_of(folder: Path, session: Session) -> Writer:
@@ -68,3 +69,19 @@ def test_a_folder_of_another_user_is_not_read(tmp_path: Path, monkeypatch: pytes
         f"{tmp_path}/halfstep-watch-me-here-1- belongs to another user, and what lies there is not trusted: "
         "set TMPDIR to a folder of yours."
     )
+
+
+def test_a_file_that_gets_its_final_name_while_the_first_rank_looks_does_not_cost_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def listed(folder: Path) -> Iterator[Path]:
+        (folder / f"1{FINAL}").touch()
+        return iter([folder / f"1{FINAL}-7.part"])
+
+    monkeypatch.setattr(Path, "iterdir", listed)
+    assert reporting(tmp_path, rank=0, size=2)
+    assert (tmp_path / CLAIM).exists()
+
+
+def test_a_folder_that_is_gone_has_been_reported_by_another_rank(tmp_path: Path) -> None:
+    assert not reporting(tmp_path / "gone", rank=1, size=2)
