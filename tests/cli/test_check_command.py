@@ -334,3 +334,14 @@ def test_helper_in_another_file_of_the_project_is_followed(tmp_path: Path, capsy
     )
     main(["check", "--format", "json", str(tmp_path / "train.py"), str(tmp_path / "gradients.py")])
     assert [f["rule"] for f in _json(capsys)] == ["amp-clip-before-unscale"]
+
+
+@pytest.mark.parametrize(("schedule", "fixed"), [("CosineAnnealingLR(optimizer, 10)", False), ("ConstantLR(optimizer)", True)])
+def test_a_schedule_that_lost_its_count_is_not_mended_by_an_order_of_lines(
+    schedule: str, fixed: bool, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = find_rule("sched-restore-order").card.example
+    script.write_text(text.replace("LambdaLR(optimizer, lambda epoch: 0.9**epoch)", schedule))
+    assert main(["check", "--select", "sched-restore-order", "--format", "json", str(script)]) == 1
+    (finding,) = _json(capsys)
+    assert (finding["fix"] is not None) == fixed

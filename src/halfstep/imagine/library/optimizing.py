@@ -345,10 +345,8 @@ def _schedule(state: Calls, thing: Thing, args: Args, kwargs: Kwargs, node: ast.
     if isinstance(node, ast.Call) and (node.args or node.keywords):
         metric = named(state, node.args[0] if node.args else node.keywords[0].value)
     watched = settled(args[0]) if args else None
-    own = not re.fullmatch(r"[\w.]+\(\)", measured) and "synced" not in tags_of(
-        watched
-    )  # a function that is not known may reduce it
-    for loader in getattr(watched, "loaders", ()) if own else ():
+    reduced = re.fullmatch(r"[\w.]+\(\)", measured) or "synced" in tags_of(watched)  # an unknown function may do so
+    for loader in () if reduced else getattr(watched, "loaders", ()):
         state.emit(Report, node, loader=loader, kind="schedule")
     optimizer = thing.facts.get("optimizer")
     told: dict[str, Value] = {"metric": metric, "measured": measured, "argument": bool(args or kwargs)}

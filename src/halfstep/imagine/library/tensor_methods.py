@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from halfstep.events.vocabulary import Divisor, HostRead, ScaleLoss, Transfer
+from halfstep.events.vocabulary import Divisor, HostRead, ScaleLoss, Transfer, ZeroGrad
 from halfstep.imagine.arithmetic import arithmetic
 from halfstep.imagine.library import formats, tensors, training
 from halfstep.imagine.library.frameworks import say_backward
 from halfstep.imagine.library.python import read_on_host
+from halfstep.imagine.state import Reach
 from halfstep.imagine.values import Tensor, Thing, Unknown, Value, derive, flat, part_of, settled, tags_of
 
 if TYPE_CHECKING:
@@ -102,9 +103,6 @@ def _pieces(value: Tensor, name: str, by: Value) -> int:
 def _edit_gradient(state: Calls, value: Tensor, name: str, args: Args, node: ast.AST) -> Value:
     by = settled(args[0]) if args else None
     if name == "zero_" or (name == "fill_" and by == 0):
-        from halfstep.events.vocabulary import ZeroGrad
-        from halfstep.imagine.state import Reach
-
         state.emit(ZeroGrad, node, optimizers=Reach(value.models))
         return value
     kind = {"clamp_": "value", "clip_": "value", "fill_": "set"}.get(name, "")

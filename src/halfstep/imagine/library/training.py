@@ -66,9 +66,8 @@ def _optimizer(state: Calls, node: ast.AST, args: Args, kwargs: Kwargs, path: st
     params = args[0] if args else kwargs.get("params")
     owners, whole, _ = params_of(state, params)
     lr = kwargs.get("lr", args[1] if len(args) > 1 else None)
-    rates = (
-        [group.get("lr", lr) for group in held if isinstance(group, dict)] if isinstance(held := settled(params), list) else []
-    )
+    groups = settled(params)
+    rates = [group.get("lr", lr) for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []
     facts: dict[str, Value] = {"lr": lr, "rates": rates or [lr], "class": path.rsplit(".", 1)[-1], "whole": whole}
     made = state.make("optimizer", node, **facts)
     made.owners = owners

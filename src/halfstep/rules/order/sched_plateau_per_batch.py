@@ -56,7 +56,7 @@ def train(model, loader, epochs=2):
 )
 
 
-_SMOOTHED = re.compile(r"av(era)?ge?(_|\b)|mean|smooth|running|window", re.I)
+_SMOOTHED = re.compile(r"av(era)?ge?(_|\b)|mean(?!\()|smooth|running|window", re.I)
 """Names of a metric that is an average over many batches, on which a plateau can be seen with every batch."""
 
 

@@ -79,7 +79,9 @@ def check(trace: Trace, story: Story) -> Iterator[Found]:
     for _, late, load in made:
         if late.facts.get("class") in NEED_NO_COUNT or late.facts.get("overwritten") or _steps_each_time(late):
             continue
-        fix = FixRequest("move-before", late.place, other=load.place) if late.place is not None and load.place else None
+        fix = None  # where a count is lost: no order of lines brings it back
+        if late.place is not None and load.place is not None and not _keeps(late):
+            fix = FixRequest("move-before", late.place, other=load.place)
         what = "starts its count at zero after a resume" if _keeps(late) else "writes its first learning rate over the loaded one"
         inside = late.stack[: len(load.stack) - 1] == load.stack[:-1]
         place = call_site(late, load) if inside else late.place
